@@ -22,12 +22,17 @@ SINGLE_NAME = "model.safetensors"
 
 
 class ModelDirectory:
-    """The tensors of a directory by name; files stay open until `close`. Reading is safe in several threads."""
+    """The tensors of a directory by name; files stay open until `close`. Reading is safe in several threads.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The directory.
+        file: Name of the only weight file, if it is not that of a model.
+    """
+
+    def __init__(self, path: Path, file: str | None = None) -> None:
         self.path = path
-        weight_map = _weight_map(path)
-        self.files = [SINGLE_NAME] if weight_map is None else sorted(set(weight_map.values()))
+        weight_map = None if file else _weight_map(path)
+        self.files = [file or SINGLE_NAME] if weight_map is None else sorted(set(weight_map.values()))
         self.tensors: dict[str, TensorInfo] = {}
         for file in self.files:
             for info in read_header(regular_file(path, file)):

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .adapters import are_adapters, check_adapters
 from .config import MergeConfig
 from .directory import ModelDirectory
 from .files import real_path
@@ -47,6 +48,10 @@ def estimate(config: MergeConfig, *, measure_above_bytes: int = 0) -> Estimate:
         MergeError: The models cannot be merged, or the output may not be written.
     """
     check_paths(config)
+    if are_adapters(config):
+        adapters = check_adapters(config)
+        adapters.close()
+        return Estimate(read_bytes=adapters.read_bytes, written_bytes=adapters.written_bytes)
     directories = [ModelDirectory(path) for path in config.parents]
     try:
         pairing = pair_tensors(config, directories)

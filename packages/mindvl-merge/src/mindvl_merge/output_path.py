@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check of the output path, before run.py reads or writes anything."""
 
+from .adapters.peft_directory import CONFIG_NAME
 from .config import MergeConfig
 from .directory import INDEX_NAME, SINGLE_NAME
 from .errors import MergeError
@@ -27,7 +28,7 @@ def check_paths(config: MergeConfig) -> None:
         raise MergeError(
             f"{config.out}: the output exists. Remove it, choose another directory, or replace it with --force."
         )
-    known = (MANIFEST_NAME, "config.json", INDEX_NAME, SINGLE_NAME)
+    known = (MANIFEST_NAME, "config.json", CONFIG_NAME, INDEX_NAME, SINGLE_NAME)
     if any(out.iterdir()) and not any((out / name).exists() for name in known):
         raise MergeError(
             f"{config.out}: the directory is not a model, so --force does not replace it. Choose another output."

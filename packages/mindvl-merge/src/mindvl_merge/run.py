@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .adapters import are_adapters, merge_adapters
 from .blocks import BlockMaker, MadeBlock
 from .config import MergeConfig
 from .digests import block_ranges, tensor_digest
@@ -75,6 +76,8 @@ def _merge(config: MergeConfig, recorded: MergeConfig, progress: Progress) -> di
     out = real_path(config.out)  # through a symbolic link to the directory itself
     recover(out)
     check_paths(config)
+    if are_adapters(config):
+        return merge_adapters(config, recorded, out, progress)
     directories = [ModelDirectory(path) for path in config.parents]
     try:
         _allow_open_files(sum(len(directory.files) for directory in directories))

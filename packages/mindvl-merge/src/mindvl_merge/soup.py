@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .adapters import FOLD_HINT, are_adapters
 from .config import MergeConfig
 from .errors import MergeConfigError
 from .files import real_path
@@ -49,6 +50,8 @@ def greedy_soup(
     """
     if config.method != "average" or config.weights is not None or config.part_weights:
         raise MergeConfigError("method: a greedy soup is an average with equal weights. Remove method and weights.")
+    if are_adapters(config):
+        raise MergeConfigError(f"{config.models[0]}: is an adapter, and a greedy soup scores whole models. {FOLD_HINT}")
     check_paths(config)
     out = real_path(config.out)
     scratch = out.parent / f".{out.name}.soup"

@@ -38,7 +38,7 @@ class DirectoryWriter:
         self._place: dict[str, tuple[str, int]] = {}  # file and offset of each tensor
         self._descriptors: dict[str, int] = {}
         self._are_sizes_synced = False  # of all files, with their headers
-        self._headers = {file: _header(shard) for file, shard in self._shards.items()}
+        self._headers = {file: header_bytes(shard) for file, shard in self._shards.items()}
         self._read_journal(inputs)
         self._open_files()
 
@@ -122,7 +122,8 @@ def has_finished_tensors(path: Path) -> bool:
     return journal.exists() and journal.read_bytes().count(b"\n") > 1
 
 
-def _header(infos: Iterable[TensorInfo]) -> bytes:
+def header_bytes(infos: Iterable[TensorInfo]) -> bytes:
+    """Length and header of a safetensors file that stores these tensors one after another."""
     header: dict[str, Any] = {METADATA: {"format": "pt"}}
     offset = 0
     for info in infos:

@@ -91,6 +91,7 @@ def merge(
 ) -> None:
     """Merge SOURCES, model directories of one architecture or training runs, into one model directory.
 
+    If all SOURCES are LoRA adapters (PEFT directories or runs), the result is a PEFT directory with their weighted average.
     One SOURCE may be a merge recipe instead: a YAML file with all settings. Models are refused if their configurations,
     tokenizers or processors differ in a key that changes the result (such as rope_theta, head counts, token ids). The
     other files of the first model are copied; Python files of a model directory run only if --greedy-soup is used
@@ -191,7 +192,7 @@ def _converted_name(path: Path) -> str:
 
 
 def _has_models(scratch: Path) -> bool:
-    return any(scratch.glob("*/config.json"))
+    return any(scratch.glob("*/*config.json"))
 
 
 def _score(directory: Path, *, benchmarks: tuple[Path, ...], trust_remote_code: bool) -> float:
@@ -225,6 +226,8 @@ def _announce(config: "MergeConfig", *, is_always: bool) -> dict[str, float]:
             f"{known['seconds'] / 60:,.1f} minutes",
             err=True,
         )
+    elif is_always:
+        click.echo(f"reads {known['read_bytes'] / 1e6:,.1f} MB, writes {known['written_bytes'] / 1e6:,.1f} MB", err=True)
     return known
 
 
