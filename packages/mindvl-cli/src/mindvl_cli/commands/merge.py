@@ -227,7 +227,9 @@ def _announce(config: "MergeConfig", *, is_always: bool) -> dict[str, float]:
             err=True,
         )
     elif is_always:
-        click.echo(f"reads {known['read_bytes'] / 1e6:,.1f} MB, writes {known['written_bytes'] / 1e6:,.1f} MB", err=True)
+        click.echo(
+            f"reads {known['read_bytes'] / 1e6:,.1f} MB, writes {known['written_bytes'] / 1e6:,.1f} MB", err=True
+        )
     return known
 
 
