@@ -39,8 +39,29 @@ FAMILIES_NAMED_IN = (
     "mindvl_model/testing/tiny.py",  # the smallest model of each family
     "mindvl_model/vision/",  # entries of the vision encoders
     "mindvl_model/vision_config.py",
-    "mindvl_model/hf/",  # whole directories of transformers and vLLM
+    *(  # whole directories of transformers and vLLM
+        f"mindvl_model/hf/{name}.py"
+        for name in (
+            "config_json",
+            "configuration_mindvl",
+            "modeling_mindvl",
+            "processing_mindvl",
+            "vllm_model",
+            "whole_models",
+        )
+    ),
     "mindvl_data/tokenizer_directory.py",  # tokenizer classes of transformers
+)
+
+# Patches of 14 pixels and visual tokens of 28 x 28 pixels are those of one vision encoder.
+PATCH_GEOMETRY = re.compile(
+    r"\b28 ?(?:\*|x) ?28\b|\b28 ?\*\* ?2\b|\b784\b|\b588\b|(?:patch_size|multiple)[^\w,)][^,)]*\b(?:14|28)\b"
+)
+PATCH_GEOMETRY_IN = (
+    "mindvl_model/vision/",  # entries of the vision encoders
+    "mindvl_data/preprocessing.py",  # for callers without a model
+    "mindvl_merge/evaluation/resolution.py",  # the same
+    "mindvl_cli/demo/",  # its sizes are those of its own model
 )
 
 # In pieces, so that this file does not name them itself.
@@ -226,6 +247,31 @@ def test_no_model_family_is_named_outside_presets_and_mappings(root: Path, works
 )
 def test_the_check_of_family_names_finds_code_and_no_prose(source: str, names: list[str]) -> None:
     assert [name for _, name in _family_names(source)] == names
+
+
+def test_the_patch_size_of_one_encoder_is_written_in_its_entry_only(root: Path, workspace_files: list[Path]) -> None:
+    found = []
+    for path in _python(workspace_files):
+        if path.parts[2:3] == ("src",) and not any(part in path.as_posix() for part in PATCH_GEOMETRY_IN):
+            lines = enumerate((root / path).read_text().splitlines(), start=1)
+            found += [f"{path}:{number}: {line.strip()}" for number, line in lines if PATCH_GEOMETRY.search(line)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("_UNIT_PIXELS = 28 * 28", True),
+        ("multiple: int = 28,", True),
+        ("vision.patch_size == 14", True),
+        ("row_label='min pixels / 28x28'", True),
+        ("tokens = pixels // 784", True),
+        ("num_bands: int = 14", False),
+        ("patch_size=vision.patch_size, num_bins=28", False),
+    ],
+)
+def test_the_check_of_patch_sizes_finds_code_that_was_there_and_no_other_numbers(line: str, is_found: bool) -> None:
+    assert bool(PATCH_GEOMETRY.search(line)) == is_found
 
 
 def _family_names(source: str) -> Iterator[tuple[int, str]]:

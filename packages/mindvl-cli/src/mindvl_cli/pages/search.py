@@ -166,7 +166,7 @@ def _limits(result: ResolutionSearch, cell: CellScore) -> tuple[str, str]:
 
 
 def _unit(result: ResolutionSearch) -> str:
-    """The size of a visual token, such as 28x28."""
+    """The size of a visual token, such as 32x32."""
     side = isqrt(result.unit_pixels)
     return f"{side}x{side}"
 

@@ -38,13 +38,14 @@ from mindvl_data.curation.endpoint_store import AnswerStore, BudgetError, Expect
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import ON_WAITING, Context
 from mindvl_data.errors import DataError, SampleError
+from mindvl_data.preprocessing import WITHOUT_MODEL
 
 __all__ = ["BudgetError", "Endpoint", "EndpointConfig", "Question", "Reply", "check_endpoint"]
 
 _MAX_PAUSE_S = 60.0
 _MAY_PASS = (408, 409, 425, 429)  # besides 5xx
 _RECORD_REFUSED = (400, 413, 415, 422)  # the fault of one question; any other 4xx concerns all
-_PIXELS_PER_TOKEN = 784  # Qwen2.5-VL; only for estimates before the server has counted
+_PIXELS_PER_TOKEN = WITHOUT_MODEL.token_pixels  # only for estimates before the server has counted
 _BEAT_S = 0.25  # between two signs of life to the engine
 _CONTROL = "Reply with the word OK."
 
