@@ -146,7 +146,7 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.copy_(1 + 0.2 * noise if parameter.ndim == 1 and name.endswith("weight") else 0.15 * noise)
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "e_score_correction_bias")):  # the latter in transformers
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
