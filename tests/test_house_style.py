@@ -32,7 +32,7 @@ TESTED_ELSEWHERE = {
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".css", ".html", ".json", ".csv", ".txt", ".typed", ""}
 
 # Families of models in names; llama3 alone is a kind of rotary embedding.
-FAMILY = re.compile(r"qwen|deepseek|mistral|gemma|llama(?!3)", re.IGNORECASE)
+FAMILY = re.compile(r"qwen|deepseek|mistral|gemma|dots1|llama(?!3)", re.IGNORECASE)
 FAMILIES_NAMED_IN = (
     "mindvl_model/families/",  # presets and keys of config.json
     "mindvl_model/sizes.py",  # named sizes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families import deepseek_v3, llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_vl
+from mindvl_model.families import deepseek_v3, dots1, llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_vl
 from mindvl_model.hf.config_keys import Keys, unsupported_model
 from mindvl_model.language_config import LanguageConfig
 
@@ -22,6 +22,7 @@ LanguagePreset = (
     | deepseek_v3.DeepSeekV3Preset
     | llama.LlamaPreset
     | mistral.MistralPreset
+    | dots1.Dots1Preset
     | LanguageConfig
 )
 
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3Preset, deepseek_v3.read, deepseek_v3.write),
     "llama": Family(llama.LlamaPreset, llama.read, llama.write),
     "mistral": Family(mistral.MistralPreset, mistral.read, mistral.write),
+    "dots1": Family(dots1.Dots1Preset, dots1.read, dots1.write),
 }
 # Values of model_type of directories with a language model only.
 TEXT_MODELS = tuple(name for name, family in FAMILIES.items() if family.is_text_model)
