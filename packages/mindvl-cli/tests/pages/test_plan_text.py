@@ -50,6 +50,7 @@ def _document(**changes: Any) -> dict[str, Any]:
         "seq_length": 8192,
         "global_batch_size": 128,
         "visual_limit": 4915,
+        "token_pixels": 784,
         "trained": ["language"],
         "adapter": None,
         "limit": 60 * GIB,
