@@ -61,3 +61,10 @@ def test_a_damaged_directory_raises_a_model_error(tmp_path: Path, content: str) 
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match="AutoModelForImageTextToText cannot load the directory"):
         from_pretrained(AutoModelForImageTextToText, tmp_path)
+
+
+def test_a_missing_library_is_named_with_the_remedy(foreign: tuple[Path, Path]) -> None:
+    directory, _ = foreign
+    (directory / "foreign.py").write_text('raise ImportError("Foreign requires the Torchvision library\\n")\n')
+    with pytest.raises(ModelError, match=r"not installed: Foreign requires the Torchvision library\. Install it"):
+        from_pretrained(AutoConfig, directory, trust_remote_code=True)

@@ -34,6 +34,12 @@ def from_pretrained(auto_class: Any, path: Path, *, trust_remote_code: bool = Fa
                 f"{path}: loading requires the remote code of the directory ({files}), which runs with all your "
                 "permissions. If you trust its author, add --trust-remote-code."
             ) from error
+        if isinstance(error, ImportError):
+            text = " ".join(str(error).split()).rstrip(".")
+            raise ModelError(
+                f"{path}: {auto_class.__name__} needs a library that is not installed: {text}. Install it; processors of "
+                "Qwen models with videos need torchvision."
+            ) from error
         raise ModelError(
             f"{path}: {auto_class.__name__} cannot load the directory ({type(error).__name__}: {error}). Use a "
             "complete model directory, for example from `mindvl convert`."
