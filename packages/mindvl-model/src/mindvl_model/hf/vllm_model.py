@@ -3,7 +3,7 @@
 
 vLLM imports this file when vllm_plugin.py has registered it. Images, videos and weight names are handled as for
 Qwen2.5-VL; positions of the language model are sequential, which vLLM uses where a configuration has no sections for
-multimodal rotary embeddings. Tested with vLLM 0.32; 0.23 and 0.26 have the same interfaces.
+multimodal rotary embeddings. Tested with vLLM 0.32.
 """
 
 from typing import Any
