@@ -170,7 +170,7 @@ def cluster(session: nox.Session) -> None:
 
 @nox.session
 def smollm2(session: nox.Session) -> None:
-    """Run the guide that teaches SmolLM2-135M to see, and check its results. Slow, not part of plain `nox`."""
+    """Run the guide that adds vision to SmolLM2-135M, and check its results. Slow, not part of plain `nox`."""
     _sync(session, "--no-default-groups", "--group", "test")
     session.run_install(
         *("uv", "pip", "install", "--quiet", "--no-deps", "--python", session.virtualenv.location, *SMOLLM2),

@@ -39,6 +39,7 @@ def test_all_pages_are_collected_without_a_dead_link(generate: ModuleType, tmp_p
     assert generate.stage(tmp_path) == []
     fields = (tmp_path / "pages" / "reference" / "recipe-fields.md").read_text()
     assert "| `trainable`<br>list (`vision`, `projector`, `language`) or null, default `null` |" in fields
+    assert "type: ignore" not in fields
     assert "## mindvl train" in (tmp_path / "pages" / "reference" / "commands.md").read_text()
 
 

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 import types
@@ -19,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", type(None): "null"}
 UNIONS = (Union, types.UnionType)
+PRAGMA = re.compile(r"type: ignore\[[\w-]+\](?:\s*#\s*)?")  # a note to the type checker, before a description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _own_comments(config: type) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(config))
     lines = source.splitlines()
     comments = {
-        token.start[0]: token.string.removeprefix("#").strip()
+        token.start[0]: PRAGMA.sub("", token.string.removeprefix("#").strip())
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }

@@ -276,7 +276,7 @@ class RunConfig:
     adapter: LoRAConfig | None = None  # train low-rank adapters of these parts, with all weights frozen; None: weights
     # Data type of weights and activations; master weights and optimizer states are fp32. Default: that of the model
     # directory (init.model, else model.directory), bf16 for 16-bit weights; fp32 without a directory.
-    precision: Precision = None  # type: ignore[assignment]  # never None after the constructor
+    precision: Precision = None  # type: ignore[assignment]
     seed: int = 0  # Random seed of the initial weights; `data.seed` sets the data order.
 
     def __post_init__(self) -> None:

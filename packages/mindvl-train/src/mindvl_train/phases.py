@@ -40,7 +40,7 @@ _FREE = (
 class StageConfig:
     """One training stage of a pipeline file."""
 
-    name: str  # of its directory below the `out` of the pipeline file
+    name: str  # name of the stage and of its directory below the `out` of the pipeline file
     recipe: Path  # recipe of the stage; relative paths start at the directory of the pipeline file
     start_from: str | None = None  # earlier stage, whose last or best checkpoint replaces the recipe's `init`
     # Checkpoint of `start_from`: the last one, or the one with the lowest validation loss.

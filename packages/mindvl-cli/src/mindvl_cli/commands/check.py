@@ -102,7 +102,8 @@ def parity(
 ) -> None:
     """Compare the mindvl and transformers implementations of MODEL on random texts, images and videos.
 
-    MODEL is a whole model (model_type mindvl or qwen2_5_vl) or, with text inputs only, a language model of a supported family.
+    MODEL is a whole model (MindVL, Qwen2.5-VL or Qwen3-VL) or, with text inputs only, a language model of a supported family:
+    docs/guides/parity.md lists them.
 
     Mean absolute and mean relative error of the logits (paper, A.2) must be within 0.005 for every input. The relative
     error is the mean absolute error divided by the mean absolute logit of transformers. In bf16 the bound is the larger of 0.005

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @click.argument("data")
 @click.option(
     "--model", required=True, type=MODEL_DIRECTORY,
-    help="Model directory (transformers format) of MindVL or Qwen2.5-VL, with its tokenizer, or the id of such a model in the "
-    "cache of huggingface_hub.",
+    help="Model directory (transformers format) of MindVL, Qwen2.5-VL or Qwen3-VL, with its tokenizer, or the id of such a "
+    "model in the cache of huggingface_hub.",
 )  # fmt: skip
 @click.option(
     "--out", type=OUT_FILE, default="recipe.yaml", show_default=True, help="New YAML file for the recipe."
