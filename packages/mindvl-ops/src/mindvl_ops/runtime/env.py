@@ -63,7 +63,7 @@ VARIABLES: tuple[Variable, ...] = (
         "is soon full", "npu", _between(1, 10_000_000),
     ),
     _variable(
-        "PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "rows of different visual load fragment the memory "
+        "PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "packed sequences of different visual load fragment the memory "
         "otherwise", "npu", {},
     ),
     _variable("INF_NAN_MODE_ENABLE", "1", "infinities and NaN as in IEEE 754, so that they show in the loss", "npu",
