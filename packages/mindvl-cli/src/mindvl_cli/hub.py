@@ -16,9 +16,16 @@ _ID = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?")
 
 
 class ModelDirectory(click.ParamType):
-    """A directory, or `ORG/NAME[@REVISION]` of a model that was downloaded; the value is the Path of a directory."""
+    """A directory, or `ORG/NAME[@REVISION]` of a model that was downloaded; the value is the Path of a directory.
+
+    Args:
+        kinds: The directories that the command accepts, for messages.
+    """
 
     name = "directory"
+
+    def __init__(self, kinds: str = "a model directory") -> None:
+        self.kinds = kinds
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Find the directory."""
@@ -26,12 +33,12 @@ class ModelDirectory(click.ParamType):
         if path.is_dir():
             return path
         if path.exists():
-            self.fail(f"{value} is a file. Name a model directory.", param, ctx)
+            self.fail(f"{value} is a file. Name {self.kinds}.", param, ctx)
         found = cached_model(str(value))
         if found is not None:
             return found
         if _ID.fullmatch(str(value)) is None:
-            self.fail(f"directory {value} does not exist. Name a model directory, or the id of a model.", param, ctx)
+            self.fail(f"directory {value} does not exist. Name {self.kinds}, or the id of a model.", param, ctx)
         self.fail(
             f"{value} is neither a directory nor a model in the cache of huggingface_hub. Correct the path. "
             f"{download_command(str(value))}",

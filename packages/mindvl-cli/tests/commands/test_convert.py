@@ -54,6 +54,14 @@ def test_a_directory_becomes_a_checkpoint_and_every_tensor_is_accounted_for(dire
     assert not (tmp_path / "model").exists()
 
 
+def test_a_missing_source_is_refused_with_what_may_be_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(convert, [str(tmp_path / "run"), str(tmp_path / "model")])
+    assert "run does not exist. Name a run directory, a checkpoint, a model directory" in result.output
+
+    best = CliRunner().invoke(convert, [str(tmp_path / "checkpoints" / "best"), str(tmp_path / "model")])
+    assert "there is no best checkpoint yet" in str(best.exception)
+
+
 def test_a_directory_without_a_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(convert, [str(tmp_path), str(tmp_path / "model")])
 

@@ -8,8 +8,10 @@ from typing import Any, Literal
 import click
 
 from mindvl_cli.commands.options import JSON_HELP, count_option
-from mindvl_cli.hub import MODEL_DIRECTORY
+from mindvl_cli.hub import MODEL_DIRECTORY, ModelDirectory
 from mindvl_cli.progress import reported_progress
+
+_SOURCE = ModelDirectory("a run directory, a checkpoint, a model directory")
 
 
 @click.command(
@@ -81,7 +83,8 @@ def convert(
             "and --language."
         )
     destination = paths[-1]
-    sources = [MODEL_DIRECTORY.convert(path, None, None) for path in paths[:-1]]
+    # A missing link to the best checkpoint gets the message of the reader of checkpoints.
+    sources = [path if path.name == "best" else _SOURCE.convert(path, None, None) for path in paths[:-1]]
     if merge_adapter is not None:
         report = _fold(sources, merge_adapter, destination, settings)
         click.echo(json.dumps(report) if as_json else f"wrote {report['out']}: {report['folded']} tensors changed")
