@@ -183,6 +183,16 @@ def test_the_processor_of_a_model_says_whether_training_scaled_jpegs(model_direc
     assert _predictor(model_directory).jpeg_scaling
 
 
+def test_the_unit_of_coordinates_is_that_of_the_encoder_or_of_the_processor(model_directory, qwen3_vl_directory):
+    assert _predictor(model_directory).coordinates == "absolute"
+    assert _predictor(qwen3_vl_directory).coordinates == "relative"
+    (file,) = (f for f in map(model_directory.joinpath, _PROCESSOR_FILES) if f.is_file())
+    document = json.loads(file.read_text())
+    document.get("image_processor", document)["coordinates"] = "relative"
+    file.write_text(json.dumps(document))
+    assert _predictor(model_directory).coordinates == "relative"
+
+
 def test_a_damaged_image_is_named(tmp_path):
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(EvaluationError, match=r"a\.png: image cannot be opened.*Replace the file"):

@@ -155,6 +155,18 @@ def test_coordinates_of_an_image_that_was_cut_are_cut_with_it(tokenizer: Tokeniz
     assert (len(shorter.grids), shorter.sample.has_coordinates) == (1, False)
 
 
+def test_relative_coordinates_are_thousandths_at_any_size(tokenizer: Tokenizer) -> None:
+    """A box of a quarter of the image from its middle; the image is 56 x 112 pixels and the limit 56 x 56."""
+    box = {"type": "box", "image": 0, "xyxy": [28, 14, 84, 42]}
+    sample = raw([("user", [IMAGE, "where?"]), ("assistant", [box])], image(56, 112))
+    rules = replace(RULES, image=replace(RULES.image, coordinates="relative"))
+    encoding = encode_sample(sample, rules=rules, tokenizer=tokenizer)
+    assert (
+        tokenizer.backend.decode(encoding.ids[encoding.in_loss].tolist(), skip_special_tokens=False)
+        == "(250,250),(750,750)<|im_end|>"
+    )
+
+
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [

@@ -33,6 +33,7 @@ QWEN3_VL = Preprocessing(
     timestamps=True,
     min_video_tokens=4,
     max_video_tokens=24_576,
+    coordinates="relative",
 )
 IMAGE = ImageConfig(patch_size=16)
 VIDEO = VideoConfig().for_model(QWEN3_VL)
@@ -49,6 +50,7 @@ def test_fields_that_are_not_given_are_those_of_the_model() -> None:
     assert (given.image.patch_size, given.image.min_pixels, given.video.max_pixels) == (14, 4 * 784, 768 * 784)
     made = given.for_model(QWEN3_VL)
     assert (made.image.patch_size, made.image.min_pixels, made.image.max_pixels) == (16, 4 * 1024, 50_176)
+    assert (given.image.coordinates, made.image.coordinates) == ("absolute", "relative")
     assert (made.video.fps, made.video.frames, made.video.timestamps) == (1.0, "endpoints", True)
     assert (made.video.min_pixels, made.video.max_pixels) == (4 * 1024, 24_576 * 1024)
     assert replace(given, image=ImageConfig(patch_size=8)).for_model(QWEN3_VL).image.patch_size == 8
@@ -59,6 +61,10 @@ def test_the_identity_of_stored_lengths_is_that_of_earlier_versions() -> None:
         "VideoConfig(fps=2.0, min_frames=4, max_frames=768, min_pixels=100352, max_pixels=602112, total_pixels=19267584)"
     )
     assert "timestamps=True" in repr(VIDEO)
+    assert repr(ImageConfig(jpeg_scaling=True)) == (
+        "ImageConfig(min_pixels=3136, max_pixels=1003520, patch_size=14, spatial_merge_size=2, decode_limit=80000000)"
+    )
+    assert repr(ImageConfig(coordinates="relative")).endswith("decode_limit=80000000, coordinates='relative')")
     assert VideoConfig().for_model(WITHOUT_MODEL) == VideoConfig()
 
 

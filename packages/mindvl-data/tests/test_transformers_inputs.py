@@ -15,7 +15,7 @@ from transformers import Qwen2VLImageProcessorPil
 from mindvl_data import IGNORE_INDEX, Batch, DataConfig, DataError, ImageConfig, Loader
 from mindvl_data.collate import collate
 from mindvl_data.images import cut_patches
-from mindvl_data.transformers_inputs import IMAGE_MEAN, IMAGE_STD
+from mindvl_data.preprocessing import WITHOUT_MODEL
 from mindvl_data.types import PackedSample, SampleReference, TokenizedSample
 
 IMAGE, VIDEO = 5, 6
@@ -75,7 +75,7 @@ def normalized(patches: np.ndarray, num_frames: int) -> torch.Tensor:
     """Pixel by pixel, as the definition says."""
     pixels = torch.from_numpy(patches).reshape(-1, 3, num_frames, 196).double() / 255
     for channel in range(3):
-        pixels[:, channel] = (pixels[:, channel] - IMAGE_MEAN[channel]) / IMAGE_STD[channel]
+        pixels[:, channel] = (pixels[:, channel] - WITHOUT_MODEL.image_mean[channel]) / WITHOUT_MODEL.image_std[channel]
     return torch.cat([pixels] * (2 // num_frames), dim=2).flatten(1).float()
 
 

@@ -67,7 +67,10 @@ def make_predictor(
         trust_remote_code: Run the Python files of the directory.
     """
     from mindvl_model.hf.pretrained import from_pretrained
+    from mindvl_model.hf.vision_json import directory_kind
+    from mindvl_model.vision.entries import DEFAULT_KIND, VISION_ENTRIES
 
+    kind = directory_kind(directory) or DEFAULT_KIND
     return Predictor(
         directory,
         decoder=DECODER,
@@ -75,4 +78,5 @@ def make_predictor(
         config=config,
         cache=cache,
         trust_remote_code=trust_remote_code,
+        coordinates=VISION_ENTRIES[kind].coordinates,
     )

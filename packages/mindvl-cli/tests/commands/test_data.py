@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import webdataset
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -17,6 +18,8 @@ from mindvl_cli.commands.data import data
 from mindvl_cli.failures import CliError
 from mindvl_data import DataError
 from mindvl_data.formats.registry import FORMATS
+from mindvl_model.hf.config_json import hf_config
+from mindvl_model.testing.tiny import smallest_qwen3_vl
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 CHATML = (
@@ -128,6 +131,20 @@ def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None
     assert targets == "At (4,4),(42,28), number 2.<|im_end|>"
     pack = run_json("show", indexed, "--stage", "pack", "--tokenizer", tokenizer)
     assert len(pack["segments"]) == 6
+
+
+def test_a_model_directory_sets_the_sizes_of_images_and_the_unit_of_coordinates(indexed: Path, tokenizer: Path) -> None:
+    """An image of 84 x 56 pixels: 3 x 2 visual tokens of 32 x 32; the box is in thousandths of its sides."""
+    (tokenizer / "config.json").write_text(json.dumps(hf_config(smallest_qwen3_vl(), torch.float32)))
+    tokens = run_json("show", indexed, "--key", "000000002", "--stage", "tokens", "--tokenizer", tokenizer)
+    assert tokens["images"] == [{"size": [56, 84], "resized": [64, 96]}]
+    assert sum(run["repeats"] for run in tokens["tokens"] if run["text"] == "<|image_pad|>") == 6
+    targets = "".join(run["text"] for run in tokens["tokens"] if run["in_loss"])
+    assert targets == "At (48,71),(500,500), number 2.<|im_end|>"
+    assert run_json("show", indexed, "--stage", "pack", "--tokenizer", tokenizer)["patches"] == 6 * 24
+    measured = run_json("index", indexed, "--tokenizer", tokenizer)["directories"][0]["text_tokens"]
+    (tokenizer / "config.json").unlink()
+    assert measured - run_json("index", indexed, "--tokenizer", tokenizer)["directories"][0]["text_tokens"] == 6 * 4
 
 
 def test_a_page_holds_the_image_and_colours_the_loss_tokens(indexed: Path, tokenizer: Path, tmp_path: Path) -> None:

@@ -20,4 +20,4 @@ def test_a_stage_says_what_it_does_in_its_own_numbers(tmp_path: Path) -> None:
     for phase, name in zip(FULL.sft, models(FULL), strict=False):
         title, does = stage_words(name, work)
         assert str(phase.seq_length) in title
-        assert f"{phase.max_pixels} x 28 x 28" in does
+        assert f"images up to {phase.max_pixels} visual tokens" in does

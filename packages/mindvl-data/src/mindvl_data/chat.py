@@ -68,7 +68,7 @@ class ChatTemplate:
         """Render a conversation; assistant contents and the tokens that end their turns have loss.
 
         Args:
-            scales: Original and resized size of each image.
+            scales: Original size of each image, and its size in the unit of coordinates in texts.
             tools: Function descriptions, rendered by the template.
 
         Raises:
@@ -294,13 +294,13 @@ class ChatTemplate:
 
 
 def coordinates_text(part: Coordinates, scale: Scale) -> str:
-    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box, in whole pixels of the resized image, as in Qwen2.5-VL."""
+    """`(x,y)` for a point, `(x1,y1),(x2,y2)` for a box, in whole units of the second size of the scale."""
     moved = move_coordinates(part, scale)
     return ",".join(f"({x},{y})" for x, y in zip(moved[::2], moved[1::2], strict=True))
 
 
 def move_coordinates(part: Coordinates, scale: Scale) -> list[int]:
-    """Coordinates in whole pixels of the resized image, clamped to the image."""
+    """Coordinates in whole units of the second size of the scale, clamped to the image."""
     (height, width), (new_height, new_width) = scale
     limits = ((width, new_width), (height, new_height)) * 2
     return [min(max(round(v * new / old), 0), new) for v, (old, new) in zip(part.values, limits, strict=False)]

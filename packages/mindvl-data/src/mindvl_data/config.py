@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from mindvl_data.preprocessing import WITHOUT_MODEL, FrameSelection, PixelBudget, Preprocessing
+from mindvl_data.preprocessing import WITHOUT_MODEL, CoordinateUnit, FrameSelection, PixelBudget, Preprocessing
 
 MOST_PIXELS = 178_956_970  # of an image; Pillow's limit
 # Larger than any useful value, so that a typing error is refused before it costs memory or time.
@@ -25,7 +25,8 @@ C = TypeVar("C", "ImageConfig", "VideoConfig")
 class ImageConfig:
     """How an image is divided into patches. Fields without a value are those of the model, or without one Qwen2.5-VL's.
 
-    Stored lengths are identified by `repr`, so a field that changes no length has repr=False.
+    Stored lengths are identified by `repr`, so a field that changes no length has repr=False; `coordinates`, which earlier
+    versions lack, is left out where it has its default.
     """
 
     # Smaller images are enlarged to at least this area; default: 4 visual tokens.
@@ -41,6 +42,9 @@ class ImageConfig:
     # Decode a JPEG that is reduced to half its size or less at a fraction of its size (DCT scaling): several times
     # faster, with slightly different pixels and the same number of visual tokens.
     jpeg_scaling: bool = field(default=False, repr=False)
+    # Unit of points and boxes in texts. absolute: pixels of the resized image, as Qwen2.5-VL; relative: thousandths of its
+    # width and height, as Qwen3-VL; default: as the model.
+    coordinates: CoordinateUnit = _OF_MODEL
 
     def __post_init__(self) -> None:
         _fill(self, WITHOUT_MODEL.image_fields(self.patch_size, self.spatial_merge_size))
@@ -56,6 +60,17 @@ class ImageConfig:
             raise ValueError(
                 f"decode_limit: must be at most {MOST_PIXELS}, Pillow's limit, got {self.decode_limit}. Lower it."
             )
+
+    def __repr__(self) -> str:
+        shown = {one.name for one in fields(self) if one.repr}
+        values = [f"{name}={value!r}" for name, value in self.settings().items() if name in shown]
+        return f"{type(self).__name__}({', '.join(values)})"
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by name, without those that earlier versions lack where they have their default."""
+        defaults = {"jpeg_scaling": False, "coordinates": WITHOUT_MODEL.coordinates}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
     @property
     def multiple(self) -> int:

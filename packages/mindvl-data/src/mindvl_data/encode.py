@@ -23,6 +23,7 @@ from mindvl_data.video import decode_video, video_layout
 
 Grid = tuple[int, int, int]  # patches along time, height, width
 Scale = tuple[tuple[int, int], tuple[int, int]]  # (height, width) of an original, and of the same image resized
+_THOUSAND = (1000, 1000)  # size of every image in relative coordinates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,11 @@ def image_scales(sizes: Sequence[MediaSize], image: ImageConfig) -> list[Scale]:
     return [((size.height, size.width), _resized(size, image)) for size in sizes if not size.frames]
 
 
+def text_scales(scales: Sequence[Scale], image: ImageConfig) -> list[Scale]:
+    """(original size, size in the unit of coordinates in texts) of each image."""
+    return list(scales) if image.coordinates == "absolute" else [(original, _THOUSAND) for original, _ in scales]
+
+
 def _encode(
     sample: Sample,
     grids: tuple[Grid, ...],
@@ -186,7 +192,7 @@ def _encode(
     tokenizer: Tokenizer,
 ) -> Encoding:
     used = grids[: sample.num_images + sample.num_videos]
-    encoded = tokenizer.encode(sample, image_scales(sizes, image))
+    encoded = tokenizer.encode(sample, text_scales(image_scales(sizes, image), image))
     if video.timestamps and sample.num_videos:
         videos = [size for size, _ in zip(sizes, used, strict=False) if size.frames]
         encoded = tokenizer.with_timestamps(encoded, [video_layout(size, video, image).times for size in videos])

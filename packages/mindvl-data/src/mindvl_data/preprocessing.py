@@ -13,6 +13,8 @@ from typing import Any, Literal
 FrameSelection = Literal["stride", "endpoints"]
 # per_frame: pixel limits of a frame; whole: of all frames of a video together.
 PixelBudget = Literal["per_frame", "whole"]
+# absolute: pixels of the resized image; relative: thousandths of its width and height.
+CoordinateUnit = Literal["absolute", "relative"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,12 @@ class Preprocessing:
     """The preprocessing of one model. The defaults, for callers without a model, are Qwen2.5-VL's."""
 
     patch_size: int = 14  # side of a patch in pixels
+    temporal_patch_size: int = 2  # frames of a patch; an image fills all of them
     spatial_merge_size: int = 2  # side of the patch block that becomes one visual token
+    # Normalization of pixels in [0, 1], by channel; that of CLIP (arXiv 2103.00020).
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    coordinates: CoordinateUnit = "absolute"  # unit of points and boxes in texts
     min_image_tokens: int = 4
     max_image_tokens: int = 1280
     frames: FrameSelection = "stride"
@@ -45,6 +52,7 @@ class Preprocessing:
         return {
             "patch_size": patch_size,
             "spatial_merge_size": merge,
+            "coordinates": self.coordinates,
             "min_pixels": self.min_image_tokens * pixels,
             "max_pixels": self.max_image_tokens * pixels,
         }

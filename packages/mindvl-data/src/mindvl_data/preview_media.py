@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.chat import coordinates_text, move_coordinates
 from mindvl_data.config import ImageConfig
-from mindvl_data.encode import Scale
+from mindvl_data.encode import Scale, text_scales
 from mindvl_data.errors import SampleError
 from mindvl_data.images import decode, resize
 from mindvl_data.preview import Preview, TokenRun, token_runs
@@ -64,12 +64,12 @@ class PackedSample:
 
 def turns(preview: Preview) -> list[Turn]:
     """The messages of the sample, those that are cut included."""
-    sample = preview.sample
+    sample, scales = preview.sample, text_scales(preview.scales, preview.image)
     if not sample.messages:
-        return [Turn(role="", is_cut=False, parts=_parts(sample.content, preview.scales))]
+        return [Turn(role="", is_cut=False, parts=_parts(sample.content, scales))]
     kept = len(sample.messages) - preview.num_cut
     return [
-        Turn(role=message.role, is_cut=number >= kept, parts=_parts(message.parts, preview.scales))
+        Turn(role=message.role, is_cut=number >= kept, parts=_parts(message.parts, scales))
         for number, message in enumerate(sample.messages)
     ]
 

@@ -77,7 +77,7 @@ class Tokenizer:
         """Render and encode a sample.
 
         Args:
-            scales: Original and resized size of each image, used to convert coordinates.
+            scales: Original size of each image, and its size in the unit of coordinates in texts.
 
         Raises:
             SampleError: The template raises an error, or does not render every image and video once.

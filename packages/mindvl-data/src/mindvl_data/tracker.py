@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindvl_data.config import DataConfig, ImageConfig, SourceConfig
+from mindvl_data.config import DataConfig, SourceConfig
 from mindvl_data.errors import DataError
 from mindvl_data.order.sources import SourceIndex
 from mindvl_data.state_check import check_change, check_order, pack_samples, unpack_samples
@@ -49,21 +49,13 @@ def identities(
         "tokenizer": _digest(tokenizer.backend.to_str()),
         "chat template": _digest(str(tokenizer.chat_template)),
         "encoding of text": tokenizer.identity[:16],  # the two above and the encoding rules of this package
-        "image and video processor": _digest([_image_settings(config.image), config.video.settings()]),
+        "image and video processor": _digest([config.image.settings(), config.video.settings()]),
         **{f"settings of {source.name}": _settings(source) for source in config.sources},
         **{
             f"index of {source.name}": _index_identity(source, opened)
             for source, opened in zip(config.sources, sources, strict=True)
         },
     }
-
-
-def _image_settings(image: ImageConfig) -> dict[str, Any]:
-    """The settings of the image processor; without `jpeg_scaling` where it is off, as in states of earlier versions."""
-    settings = dataclasses.asdict(image)
-    if not image.jpeg_scaling:
-        del settings["jpeg_scaling"]
-    return settings
 
 
 def seal_state(

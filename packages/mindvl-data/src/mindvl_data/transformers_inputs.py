@@ -5,22 +5,16 @@ Comes after collate, for loops that do not use the mindvl model. Follows transfo
 (Qwen2_5_VLTextModel.forward): packed samples are separated by their text positions, which start at 0 in each of them.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindvl_data.errors import DataError
 from mindvl_data.positions import PositionKind
+from mindvl_data.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     import torch
 
     from mindvl_data.types import Batch
-
-# Normalization of the published Qwen2.5-VL processor, which is that of CLIP (arXiv 2103.00020).
-IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
-IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
-TEMPORAL_PATCH_SIZE = 2  # of Qwen2.5-VL
-PATCHES_PER_TOKEN = 4  # of Qwen2.5-VL
 
 
 def transformers_inputs(
@@ -28,20 +22,22 @@ def transformers_inputs(
     *,
     num_loss_tokens: int | None,
     position_kind: PositionKind,
-    image_mean: Sequence[float],
-    image_std: Sequence[float],
+    model: Preprocessing,
 ) -> dict[str, Any]:
     """See `Batch.to_transformers`."""
     device = batch.input_ids.device
     inputs: dict[str, Any] = {
         "input_ids": batch.input_ids[None],
         "labels": _unshifted(batch)[None],
-        "position_ids": _positions(batch, position_kind),
+        "position_ids": _positions(batch, position_kind, model),
         # With a cache, transformers does not detect packed samples and would attend across them.
         "use_cache": False,
         "num_items_in_batch": max(1, batch.num_loss_tokens if num_loss_tokens is None else num_loss_tokens),
     }
-    media = (("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", TEMPORAL_PATCH_SIZE))
+    media = (
+        ("pixel_values", "image_grid_thw", 1),
+        ("pixel_values_videos", "video_grid_thw", model.temporal_patch_size),
+    )
     for pixels, grids, num_frames in media:
         patches, grid = getattr(batch, pixels), getattr(batch, grids)
         if len(patches) != int(grid.prod(-1).sum()):
@@ -50,7 +46,7 @@ def transformers_inputs(
                 f"{int(grid.prod(-1).sum())}. Create the loader with with_pixels=True."
             )
         if len(grid):
-            inputs[pixels] = _normalized(patches, num_frames, image_mean, image_std)
+            inputs[pixels] = _normalized(patches, num_frames, model)
             inputs[grids] = grid.to(device)
     return inputs
 
@@ -60,14 +56,16 @@ def _unshifted(batch: "Batch") -> "torch.Tensor":
     return batch.labels.roll(1)
 
 
-def _positions(batch: "Batch", kind: PositionKind) -> "torch.Tensor":
+def _positions(batch: "Batch", kind: PositionKind, model: Preprocessing) -> "torch.Tensor":
     """int64 [4, 1, T], text positions before the three axes of M-RoPE, or [1, T] for a model without M-RoPE."""
     import torch  # here, because types.py uses this module without torch
 
     lengths = batch.cu_seqlens.diff().tolist()
     text = torch.cat([torch.arange(length) for length in lengths]).to(batch.input_ids.device)
     grids = torch.cat((batch.image_grid_thw, batch.video_grid_thw))
-    if bool((grids.prod(-1) > PATCHES_PER_TOKEN).any()):  # one visual token has the same position on every axis
+    if bool(
+        (grids.prod(-1) > model.spatial_merge_size**2).any()
+    ):  # one visual token has the same position on every axis
         loader_kind = "rope" if bool((batch.position_ids == text).all()) else "mrope"
         if (loader_kind == "rope") != (kind == "rope"):
             raise DataError(
@@ -77,10 +75,8 @@ def _positions(batch: "Batch", kind: PositionKind) -> "torch.Tensor":
     return text[None] if kind == "rope" else torch.cat((text[None], batch.position_ids))[:, None]
 
 
-def _normalized(
-    patches: "torch.Tensor", num_frames: int, mean: Sequence[float], std: Sequence[float]
-) -> "torch.Tensor":
-    """Normalize uint8 patches to float32 [P, 3 * 2 * patch area]; an image is copied to both temporal slices."""
+def _normalized(patches: "torch.Tensor", num_frames: int, model: Preprocessing) -> "torch.Tensor":
+    """Normalize uint8 patches to float32 [P, 3 * frames * patch area]; an image is copied to all frames of a patch."""
     pixels = patches.view(len(patches), 3, num_frames, -1).float() / 255
-    means, stds = (pixels.new_tensor(list(values)).view(1, 3, 1, 1) for values in (mean, std))
-    return ((pixels - means) / stds).expand(-1, -1, TEMPORAL_PATCH_SIZE, -1).flatten(1)
+    means, stds = (pixels.new_tensor(list(values)).view(1, 3, 1, 1) for values in (model.image_mean, model.image_std))
+    return ((pixels - means) / stds).expand(-1, -1, model.temporal_patch_size, -1).flatten(1)

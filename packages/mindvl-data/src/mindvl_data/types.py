@@ -4,7 +4,7 @@
 Every other file of the package converts one of these into the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindvl_data.positions import PositionKind
-from mindvl_data.transformers_inputs import IMAGE_MEAN, IMAGE_STD, transformers_inputs
+from mindvl_data.preprocessing import WITHOUT_MODEL, Preprocessing
+from mindvl_data.transformers_inputs import transformers_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -195,8 +196,7 @@ class Batch:
         *,
         num_loss_tokens: int | None = None,
         position_kind: PositionKind = "mrope",
-        image_mean: Sequence[float] = IMAGE_MEAN,
-        image_std: Sequence[float] = IMAGE_STD,
+        model: Preprocessing = WITHOUT_MODEL,
     ) -> dict[str, Any]:
         """Return the keyword arguments of a transformers model such as Qwen2.5-VL, on the device of `input_ids`.
 
@@ -209,7 +209,7 @@ class Batch:
                 ranks, so that the losses of the packs sum to the mean. None: the loss tokens of this pack.
             position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL (position_ids [4, 1, T]), "rope" for models that count
                 tokens, such as an exported MindVL model (position_ids [1, T]). The loader must use the same kind.
-            image_mean, image_std: Normalization of the model's processor; default: Qwen2.5-VL's.
+            model: Preprocessing of the model; default: Qwen2.5-VL's.
 
         Returns:
             input_ids [1, T], labels [1, T] (not shifted, as transformers expects), position_ids, use_cache,
@@ -223,6 +223,5 @@ class Batch:
             self,
             num_loss_tokens=num_loss_tokens,
             position_kind=position_kind,
-            image_mean=image_mean,
-            image_std=image_std,
+            model=model,
         )

@@ -33,6 +33,14 @@ class GroupedQueryAttention:
         """Number of values of a head that the rotary embedding rotates."""
         return self.head_dim
 
+    def linear_sizes(self, hidden_size: int, num_heads: int) -> dict[str, list[tuple[int, int]]]:
+        """Input and output sizes of the published linear layers of each linear layer of the model."""
+        queries, keys = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "linear_qkv": [(hidden_size, queries), (hidden_size, keys), (hidden_size, keys)],
+            "linear_proj": [(queries, hidden_size)],
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
@@ -55,6 +63,17 @@ class LatentAttention:
     def rotary_width(self) -> int:
         """Number of values of a head that the rotary embedding rotates."""
         return self.rope_head_dim
+
+    def linear_sizes(self, hidden_size: int, num_heads: int) -> dict[str, list[tuple[int, int]]]:
+        """Input and output sizes of the published linear layers of each linear layer of the model."""
+        query_key, key_value = self.nope_head_dim + self.rope_head_dim, self.nope_head_dim + self.value_head_dim
+        return {
+            "linear_q_down_proj": [(hidden_size, self.q_lora_rank)],
+            "linear_q_up_proj": [(self.q_lora_rank, num_heads * query_key)],
+            "linear_kv_down_proj": [(hidden_size, self.kv_lora_rank + self.rope_head_dim)],
+            "linear_kv_up_proj": [(self.kv_lora_rank, num_heads * key_value)],
+            "linear_proj": [(num_heads * self.value_head_dim, hidden_size)],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +169,7 @@ class ExpertsConfig:
     expert_ffn_hidden_size: int  # width inside the MLP of an expert
     num_dense_layers: int = 0  # leading layers with a dense MLP
     num_shared_experts: int = 0  # experts that every token uses
+    joined: bool = False  # directories have one tensor for the matrices of all experts
     # softmax: probabilities over all experts; sigmoid: one score per expert, with a load-balancing bias that affects the
     # selection only.
     router: Literal["softmax", "sigmoid"] = "softmax"

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that families share: where older and newer directories have them, and which rotary embeddings are refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mindvl_model import WeightError
+from mindvl_model import MindVLConfig, WeightError
 from mindvl_model.families.keys import check_no_scaling, decoder_sizes, read_grouped_query, rotary_keys
+from mindvl_model.families.registry import write_language
 from mindvl_model.hf.config_keys import Keys
+from mindvl_model.hf.directory_config import language_config_from_directory
+from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
 
 SIZES = {
     "hidden_size": 32,
@@ -68,3 +73,37 @@ def test_missing_sizes_of_heads_are_the_defaults_of_the_family_and_null_is_deriv
     attention = read_grouped_query("qwen3", section, keys(), head_dim=10, num_kv_heads=3).attention
     assert attention.kind == "grouped_query"
     assert (attention.num_kv_heads, attention.head_dim) == expected
+
+
+WINDOWS: list[tuple[dict[str, Any], bool]] = [
+    ({"sliding_window": None}, True),
+    ({"sliding_window": 64, "use_sliding_window": False, "max_window_layers": 0}, True),
+    ({"sliding_window": 512, "use_sliding_window": None}, True),
+    ({"sliding_window": 511, "use_sliding_window": True, "max_window_layers": 0}, False),
+    ({"sliding_window": 600.0, "use_sliding_window": True, "max_window_layers": 0}, False),
+]
+
+
+@pytest.mark.parametrize(("windows", "accepted"), WINDOWS)
+@pytest.mark.parametrize(
+    "config", [smallest_llama(), smallest_config(), smallest_qwen3_moe(), smallest_deepseek_v3(num_mtp_layers=0)]
+)
+def test_each_family_accepts_only_windows_without_effect(
+    tmp_path: Path, config: MindVLConfig, windows: dict[str, Any], accepted: bool
+) -> None:
+    document = write_language(config.language)
+    (tmp_path / "config.json").write_text(json.dumps(document | windows))
+    if accepted:
+        assert language_config_from_directory(tmp_path).num_heads == config.language.num_heads
+        return
+    with pytest.raises(WeightError, match=r"(sliding_window=.* is narrower than max|use_sliding_window=True is not)"):
+        language_config_from_directory(tmp_path)
+
+
+def test_a_window_alone_is_refused_where_the_family_has_no_key_for_it(tmp_path: Path) -> None:
+    """transformers ignores it in Llama, but other tools do not."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(write_language(smallest_llama().language) | {"sliding_window": 64})
+    )
+    with pytest.raises(WeightError, match="sliding_window=64 is not supported, because it is narrower than max_pos"):
+        language_config_from_directory(tmp_path)

@@ -121,6 +121,18 @@ def test_a_configuration_saved_by_transformers_5_gives_the_same_model(tmp_path: 
     assert config_from_directory(tmp_path) == config
 
 
+def test_a_second_copy_of_the_decoder_keys_must_be_equal(tmp_path: Path) -> None:
+    """As some versions of transformers 4 saved the model: at the top level as published, and in text_config."""
+    outside = {"model_type", "vision_config", "architectures", "transformers_version", "torch_dtype"}
+    text = {name: value for name, value in PUBLISHED_7B.items() if name not in outside and "token_id" not in name}
+    text |= {"model_type": "qwen2_5_vl_text", "sliding_window": None, "layer_types": ["full_attention"] * 28}
+    text["rope_scaling"] = {"type": "default", "rope_type": "default", "mrope_section": [16, 24, 24]}
+    document = PUBLISHED_7B | {"text_config": text}
+    assert config_from_directory(write(tmp_path, document)) == named_config("qwen2.5-vl-7b")
+    with pytest.raises(WeightError, match="the keys of the decoder at the top level differ from those in text_config"):
+        config_from_directory(write(tmp_path, document | {"num_hidden_layers": 27}))
+
+
 def test_norms_and_pixels_come_back_with_their_numbers(tmp_path: Path) -> None:
     config = smallest_qwen2_5_vl()
     vision = replace(config.vision, image_mean=(0.5, 0.4, 0.3), image_std=(0.1, 0.2, 0.25))

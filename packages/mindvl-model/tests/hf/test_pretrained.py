@@ -59,8 +59,9 @@ def test_code_of_a_directory_runs_when_allowed(foreign: tuple[Path, Path]) -> No
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": 5}', '{"model_type": "qwen2", "vocab_size": []}'])
 def test_a_damaged_directory_raises_a_model_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelError, match="AutoModelForImageTextToText cannot load the directory"):
+    with pytest.raises(ModelError, match="AutoModelForImageTextToText cannot load the directory") as caught:
         from_pretrained(AutoModelForImageTextToText, tmp_path)
+    assert str(caught.value).isprintable()  # one line
 
 
 def test_a_missing_library_is_named_with_the_remedy(foreign: tuple[Path, Path]) -> None:

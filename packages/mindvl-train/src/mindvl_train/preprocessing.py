@@ -4,8 +4,21 @@
 Comes between the configurations of model and data, which do not know each other.
 """
 
-from mindvl_data.preprocessing import Preprocessing
+from pathlib import Path
+
+from mindvl_data.preprocessing import WITHOUT_MODEL, Preprocessing
 from mindvl_model import VisionConfig
+from mindvl_model.hf.vision_json import directory_encoder
+
+
+def directory_preprocessing(directory: Path) -> Preprocessing:
+    """Return the preprocessing of the model in a directory; of one without a vision encoder, such as a tokenizer, Qwen2.5-VL's.
+
+    Raises:
+        ModelError: The vision encoder is not supported.
+    """
+    vision = directory_encoder(directory)
+    return WITHOUT_MODEL if vision is None else preprocessing_of(vision)
 
 
 def preprocessing_of(vision: VisionConfig) -> Preprocessing:
@@ -13,6 +26,10 @@ def preprocessing_of(vision: VisionConfig) -> Preprocessing:
     rule = vision.entry.video
     return Preprocessing(
         patch_size=vision.patch_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        image_mean=vision.image_mean,
+        image_std=vision.image_std,
+        coordinates=vision.entry.coordinates,
         spatial_merge_size=vision.spatial_merge_size,
         frames=rule.frames,
         budget=rule.budget,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,18 +118,43 @@ def test_a_full_disk_ends_a_conversion_in_a_sentence_and_leaves_nothing(trained:
 
 
 @pytest.mark.parametrize(
+    ("image", "stored"),
+    [
+        ({}, None),  # a run with the Qwen2.5-VL encoder and its unit
+        ({"coordinates": "relative"}, "relative"),
+    ],
+)
+def test_a_unit_of_coordinates_that_is_not_that_of_the_encoder_is_stored(
+    trained: Path, tmp_path: Path, image: dict[str, str], stored: str | None
+) -> None:
+    with changed_manifest(trained, tmp_path / "run") as manifest:
+        assert manifest["run"]["data"]["image"]["coordinates"] == "absolute"
+        manifest["run"]["data"]["image"].update(image)
+    export_checkpoint(tmp_path / "run", tmp_path / "model")
+    images = json.loads((tmp_path / "model/processor_config.json").read_text())["image_processor"]
+    assert images.get("coordinates") == stored
+
+
+@pytest.mark.parametrize(
     "data", [None, {}, {"tokenizer": 3, "image": {}}, {"tokenizer": "x", "image": {"min_pixels": "x"}}]
 )
 def test_a_forged_manifest_is_a_sentence(trained: Path, tmp_path: Path, data: object) -> None:
-    shutil.copytree(trained, tmp_path / "run")
-    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["run"]["data"] = data
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    (checkpoint / "files.json").unlink()
-    seal(checkpoint)  # with checksums that fit
+    with changed_manifest(trained, tmp_path / "run") as manifest:
+        manifest["run"]["data"] = data
     with pytest.raises(CheckpointError, match="section run has no valid"):
         export_checkpoint(tmp_path / "run", tmp_path / "model")
+
+
+@contextmanager
+def changed_manifest(trained: Path, copy: Path) -> Iterator[dict[str, Any]]:
+    """The manifest of a copy of a run; it is written back with checksums that fit."""
+    shutil.copytree(trained, copy)
+    (checkpoint,) = (copy / "checkpoints").iterdir()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    yield manifest
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint / "files.json").unlink()
+    seal(checkpoint)
 
 
 @contextmanager

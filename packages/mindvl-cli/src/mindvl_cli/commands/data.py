@@ -16,6 +16,7 @@ from mindvl_cli.commands.ledger import ledger
 from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.interrupts import StoppableGroup
+from mindvl_cli.media_limits import media_configs
 from mindvl_cli.progress import reported_progress
 from mindvl_cli.whole_file import write_whole
 
@@ -149,7 +150,7 @@ def write(
     type=int,
     help=(
         "Minimum image area in pixels, as in the recipe; coordinates in texts depend on it; requires "
-        "--tokenizer. [default: 3136]"
+        "--tokenizer. [default: 4 visual tokens]"
     ),
 )
 @click.option(
@@ -157,7 +158,7 @@ def write(
     type=int,
     help=(
         "Maximum image area in pixels, as in the recipe; coordinates in texts depend on it; requires "
-        "--tokenizer. [default: 1003520]"
+        "--tokenizer. [default: 1280 visual tokens]"
     ),
 )
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
@@ -192,7 +193,8 @@ def index(
         counts = ("samples", "images", "videos", "bytes", "excluded")
         row: dict[str, Any] = {"directory": str(directory)} | {key: manifest[key] for key in counts}
         if tokenizer is not None:
-            rules = SampleRules(image=_image_config(min_pixels, max_pixels))
+            image, video = media_configs(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
+            rules = SampleRules(image=image, video=video)
             with reported_progress(f"measure {directory.name}", unit="shards") as report:
                 row["text_tokens"] = measure_directory(directory, load_tokenizer(tokenizer), rules, progress=report)
         rows.append(row)
@@ -227,10 +229,14 @@ def _counted(row: dict[str, Any]) -> str:
     help="Sequence length in tokens; longer conversations are truncated.",
 )  # fmt: skip
 @click.option(
-    "--min-pixels", type=int, help="Minimum image area in pixels; smaller images are enlarged. [default: 3136]"
+    "--min-pixels",
+    type=int,
+    help="Minimum image area in pixels; smaller images are enlarged. [default: 4 visual tokens]",
 )
 @click.option(
-    "--max-pixels", type=int, help="Maximum image area in pixels; larger images are reduced. [default: 1003520]"
+    "--max-pixels",
+    type=int,
+    help="Maximum image area in pixels; larger images are reduced. [default: 1280 visual tokens]",
 )
 @click.option("--fps", type=float, help="Video frames sampled per second. [default: 2]")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
@@ -256,7 +262,7 @@ def show(
 
     if stage in ("tokens", "pack") and tokenizer is None:
         raise click.UsageError(f"--tokenizer: is required for --stage {stage}. Name a tokenizer directory.")
-    image, video = _image_config(min_pixels, max_pixels), _video_config(fps)
+    image, video = media_configs(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels, fps=fps)
     if stage == "pack":
         page, document = _first_pack(directory, Path(str(tokenizer)), image, video, seq_length)
         text = "\n".join(f"{s['start']:>7} {s['length']:>6}  {s['source']} / {s['key']}" for s in document["segments"])
@@ -374,25 +380,6 @@ def _as_text(shown: "Preview", stage: str) -> str:
     ]
     cut = [f"  truncated: the sample is too long by {shown.num_cut} messages"] if shown.num_cut else []
     return "\n".join([head, *sizes, *cut, "".join(runs), "(green: loss tokens)"])
-
-
-def _image_config(min_pixels: int | None, max_pixels: int | None) -> Any:
-    from mindvl_data import DataError, ImageConfig
-
-    given: dict[str, Any] = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-    try:
-        return ImageConfig(**{name: value for name, value in given.items() if value is not None})
-    except ValueError as error:
-        raise DataError(str(error)) from error
-
-
-def _video_config(fps: float | None) -> Any:
-    from mindvl_data import DataError, VideoConfig
-
-    try:
-        return VideoConfig() if fps is None else VideoConfig(fps=fps)
-    except ValueError as error:
-        raise DataError(str(error)) from error
 
 
 def _say(as_json: bool, document: dict[str, Any], text: str) -> None:

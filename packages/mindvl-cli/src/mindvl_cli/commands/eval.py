@@ -31,7 +31,7 @@ TASKS_NAME = "lm_eval"  # start of the name of lm-eval's file of answers
 )  # fmt: skip
 @click.option(
     "--processor", type=MODEL_DIRECTORY,
-    help="Model directory whose processor sets the sizes of images for --endpoint; default: as Qwen2.5-VL.",
+    help="Model directory that sets the sizes of images and the unit of coordinates for --endpoint; default: as Qwen2.5-VL.",
 )  # fmt: skip
 @click.option(
     "--judge", metavar="URL", help="OpenAI-compatible server of the judge model, for benchmarks that need one."
@@ -152,7 +152,7 @@ def _predictor(
         sizes: dict[str, Any] = {}
         if processor:
             owner = make_predictor(processor, **settings)
-            sizes = {"multiple": owner.multiple, "limits": owner.default_limits}
+            sizes = {"multiple": owner.multiple, "limits": owner.default_limits, "coordinates": owner.coordinates}
         del settings["trust_remote_code"]
         at = evaluation.EndpointConfig(url=endpoint, model=str(model), **asked)
         return evaluation.RemotePredictor(at, decoder=DECODER, **sizes, **settings)

@@ -127,7 +127,7 @@ def stage_words(name: str, work: DemoRun) -> tuple[str, str]:
     kind, _, rest = name.partition("-")
     if kind == "sft":
         limit = sft_phases(work.settings)[name].max_pixels
-        return f"SFT, {rest} tokens", f"trains everything on packs of {rest} tokens, images up to {limit} x 28 x 28"
+        return f"SFT, {rest} tokens", f"trains everything on packs of {rest} tokens, images up to {limit} visual tokens"
     if kind in ("search", "test"):
         split = "validation split over the grid" if kind == "search" else "test split, once"
         return f"{kind.capitalize()} {rest}", f"answers the {split}"

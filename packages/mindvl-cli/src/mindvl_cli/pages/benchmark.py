@@ -142,7 +142,7 @@ def _draw_boxes(image: Image.Image, prediction: Prediction) -> None:
     """Draw the true box in green, and the box or the point of the answer in red."""
     draw = ImageDraw.Draw(image)
     draw.rectangle(prediction.item.box, outline=(47, 143, 91))  # type: ignore[arg-type]
-    points = find_points(prediction.answer, original=prediction.original[0], resized=prediction.resized[0])
+    points = find_points(prediction.answer, original=prediction.original[0], unit=prediction.units[0])
     if len(points) == 2 and points[0][0] <= points[1][0] and points[0][1] <= points[1][1]:
         draw.rectangle((*points[0], *points[1]), outline=(194, 69, 58))
     for x, y in points[:1] if len(points) == 1 else []:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare answers with the truth, and aggregate scores by task.
 
-Coordinates follow Qwen2.5-VL: text such as `(x,y)` or `(x1,y1),(x2,y2)` in pixels of the resized image; they
-are scaled to the original image before the comparison.
+Coordinates are text such as `(x,y)` and `(x1,y1),(x2,y2)`, or lists as in the JSON answers of Qwen2.5-VL and Qwen3-VL.
+Their unit depends on the model; they are scaled to the original image before the comparison.
 """
 
 import re
@@ -18,6 +18,7 @@ MIN_OVERLAP = 0.5  # minimum intersection over union of a correct box, as in Ref
 
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
 _POINT = re.compile(rf"\({_NUMBER},{_NUMBER}\)")
+_LIST = re.compile(rf"\[{_NUMBER},{_NUMBER}(?:,{_NUMBER},{_NUMBER})?\]")  # a point [x, y] or a box [x1, y1, x2, y2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +37,18 @@ class Scores:
     by_task: dict[str, TaskScore]
 
 
-def score_answer(item: Item, answer: str, *, original: Size | None = None, resized: Size | None = None) -> float:
+def score_answer(item: Item, answer: str, *, original: Size | None = None, unit: Size | None = None) -> float:
     """1.0 for a correct answer, else 0.0.
 
     Args:
-        original, resized: Size of the item's first image before and after resizing; needed for `point` and `box`.
+        original, unit: Size of the item's first image in pixels and in the unit of coordinates; needed for `point` and `box`.
     """
     if item.score == "exact":
         return float(_plain(answer) == _plain(item.answer))
     assert item.box is not None
     assert original is not None
-    assert resized is not None
-    points = find_points(answer, original=original, resized=resized)
+    assert unit is not None
+    points = find_points(answer, original=original, unit=unit)
     if item.score == "point":
         return float(len(points) == 1 and _is_inside(points[0], item.box))
     if len(points) != 2:
@@ -55,10 +56,13 @@ def score_answer(item: Item, answer: str, *, original: Size | None = None, resiz
     return float(overlap((*points[0], *points[1]), item.box) >= MIN_OVERLAP)
 
 
-def find_points(answer: str, *, original: Size, resized: Size) -> list[tuple[float, float]]:
-    """All `(x,y)` of a text, scaled to pixels of the original image."""
-    scale_y, scale_x = original[0] / resized[0], original[1] / resized[1]
-    return [(float(x) * scale_x, float(y) * scale_y) for x, y in _POINT.findall(answer)]
+def find_points(answer: str, *, original: Size, unit: Size) -> list[tuple[float, float]]:
+    """All `(x,y)` of a text, or without one all pairs of its lists, scaled to pixels of the original image."""
+    scale_y, scale_x = original[0] / unit[0], original[1] / unit[1]
+    found = _POINT.findall(answer)
+    if not found:
+        found = [pair for one in _LIST.findall(answer) for pair in (one[:2], one[2:]) if pair[0]]
+    return [(float(x) * scale_x, float(y) * scale_y) for x, y in found]
 
 
 def overlap(first: Box, second: Box) -> float:

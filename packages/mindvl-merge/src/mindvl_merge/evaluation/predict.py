@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
@@ -25,6 +25,8 @@ from mindvl_merge.evaluation.images import ImageDecoder, image_hash, image_size,
 
 Progress = Callable[[int, int], None]  # requests answered, requests in all
 
+# absolute: pixels of the resized image; relative: thousandths of its width and height.
+CoordinateUnit = Literal["absolute", "relative"]
 Loader = Callable[..., Any]  # loader(auto_class, directory, trust_remote_code=..., **options) -> model or processor
 
 # Files other than the weights that affect an answer; the limits of the processor are part of a request.
@@ -66,8 +68,14 @@ class Prediction:
     answer: str
     original: tuple[Size, ...]  # of each image
     resized: tuple[Size, ...]  # as the model saw it
+    coordinates: CoordinateUnit = "absolute"  # in the answer
     # of generation: the time of the batch divided by its items, or of the request to an endpoint; None if not measured
     seconds: float | None = field(default=None, compare=False)
+
+    @property
+    def units(self) -> tuple[Size, ...]:
+        """Size of each image in the unit of coordinates."""
+        return self.resized if self.coordinates == "absolute" else ((1000, 1000),) * len(self.resized)
 
 
 class Predictor:
@@ -79,6 +87,7 @@ class Predictor:
         load: Calls `from_pretrained` of an Auto class on the directory.
         cache: JSONL file of answers, shared by all models and settings; None keeps them in memory.
         trust_remote_code: Run the Python files of the directory; MindVL models need it.
+        coordinates: Unit of points and boxes in answers, if the processor does not have it.
     """
 
     def __init__(
@@ -90,6 +99,7 @@ class Predictor:
         config: PredictConfig | None = None,
         cache: Path | None = None,
         trust_remote_code: bool = False,
+        coordinates: CoordinateUnit = "absolute",
     ) -> None:
         if not (directory / "config.json").is_file():
             raise EvaluationError(
@@ -101,6 +111,7 @@ class Predictor:
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
         self.trust_remote_code = trust_remote_code
+        self._coordinates = coordinates
 
     @cached_property
     def processor(self) -> Any:
@@ -208,6 +219,7 @@ class Predictor:
                 answer=self.cache.answers[key],
                 original=tuple(image_size(path, self.decoder) for path in question.item.images),
                 resized=self.sizes(question.item, question.min_pixels, question.max_pixels),
+                coordinates=self.coordinates,
                 seconds=self.cache.seconds.get(key),
             )
             for key, question in zip(keys, questions, strict=True)
@@ -335,6 +347,12 @@ class Predictor:
     def jpeg_scaling(self) -> bool:
         """Whether the model was trained on JPEGs that were decoded at a fraction of their size."""
         return bool(getattr(self._image_processor, "jpeg_scaling", False))
+
+    @property
+    def coordinates(self) -> CoordinateUnit:
+        """Unit of points and boxes in answers."""
+        stored: CoordinateUnit | None = getattr(self._image_processor, "coordinates", None)
+        return stored or self._coordinates
 
     def _images(self, question: Question) -> list[Any]:
         paths = question.item.images

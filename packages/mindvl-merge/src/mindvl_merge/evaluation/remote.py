@@ -22,7 +22,7 @@ from mindvl_merge.evaluation.cache import AnswerCache
 from mindvl_merge.evaluation.endpoint import Endpoint, EndpointConfig
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.images import ImageDecoder, open_image
-from mindvl_merge.evaluation.predict import PredictConfig, Predictor, Progress, Question
+from mindvl_merge.evaluation.predict import CoordinateUnit, PredictConfig, Predictor, Progress, Question
 from mindvl_merge.evaluation.resolution import PAPER_UNIT_SIDE
 
 _DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
@@ -39,6 +39,7 @@ class RemotePredictor(Predictor):
         multiple: Side of a visual token in pixels; images are resized to multiples of it, so that the server keeps their size.
         limits: Default minimum and maximum of the image area in pixels; None: those of Qwen2.5-VL's published processor, in
             visual tokens.
+        coordinates: Unit of points and boxes in answers.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class RemotePredictor(Predictor):
         cache: Path | None = None,
         multiple: int = PAPER_UNIT_SIDE,
         limits: tuple[int, int] | None = None,
+        coordinates: CoordinateUnit = "absolute",
     ) -> None:
         self.endpoint = Endpoint(endpoint)
         self.directory = Path(endpoint.model)
@@ -57,6 +59,7 @@ class RemotePredictor(Predictor):
         self.config = config or PredictConfig()
         self.cache = AnswerCache(cache)
         self.__dict__["multiple"] = multiple  # in place of the processor's
+        self._coordinates = coordinates
         self._limits = limits or (_DEFAULT_MIN_UNITS * multiple**2, _DEFAULT_MAX_UNITS * multiple**2)
 
     @cached_property
@@ -68,6 +71,11 @@ class RemotePredictor(Predictor):
     def jpeg_scaling(self) -> bool:
         """Images are decoded whole, as a server does."""
         return False
+
+    @property
+    def coordinates(self) -> CoordinateUnit:
+        """Unit of points and boxes in answers."""
+        return self._coordinates
 
     @property
     def default_limits(self) -> tuple[int, int]:

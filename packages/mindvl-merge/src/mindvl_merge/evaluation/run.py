@@ -126,7 +126,7 @@ def score_prediction(prediction: Prediction, *, compat: str = "vlmevalkit") -> f
         prediction.item,
         prediction.answer,
         original=prediction.original[0] if has_images else None,
-        resized=prediction.resized[0] if has_images else None,
+        unit=prediction.units[0] if has_images else None,
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from mindvl_model.adapters.lora_config import LoRAConfig
 from mindvl_model.adapters.targets import Target, find_targets
 from mindvl_model.config import MindVLConfig
-from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig
 from mindvl_model.parameters import PARTS, Part, parameter_group
 
 
@@ -49,23 +48,4 @@ def published_size(config: MindVLConfig, target: Target, index: int) -> tuple[in
         return (hidden, ffn) if layer == "linear_fc1" else (ffn, hidden)
     if part == "vision":
         return hidden, 3 * hidden if layer == "linear_qkv" else hidden
-    return _attention(language, layer, index)
-
-
-def _attention(language: LanguageConfig, layer: str, index: int) -> tuple[int, int]:
-    hidden, heads, attention = language.hidden_size, language.num_heads, language.attention
-    if isinstance(attention, GroupedQueryAttention):
-        size = heads * attention.head_dim
-        outputs = (size, *(attention.num_kv_heads * attention.head_dim,) * 2)
-        return (hidden, outputs[index]) if layer == "linear_qkv" else (size, hidden)
-    query_key = attention.nope_head_dim + attention.rope_head_dim
-    return {
-        "linear_q_down_proj": (hidden, attention.q_lora_rank),
-        "linear_q_up_proj": (attention.q_lora_rank, heads * query_key),
-        "linear_kv_down_proj": (hidden, attention.kv_lora_rank + attention.rope_head_dim),
-        "linear_kv_up_proj": (
-            attention.kv_lora_rank,
-            heads * (attention.nope_head_dim + attention.value_head_dim),
-        ),
-        "linear_proj": (heads * attention.value_head_dim, hidden),
-    }[layer]
+    return language.attention.linear_sizes(hidden, language.num_heads)[layer][index]

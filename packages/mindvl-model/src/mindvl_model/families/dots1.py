@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from mindvl_model.errors import ModelError
 from mindvl_model.families import qwen3
-from mindvl_model.families.keys import check_window
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import MAX_EXPERTS, MAX_LAYERS, Keys
 from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig, RopeConfig
@@ -49,7 +48,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     window, first = text.take("sliding_window", 4096), text.take("max_window_layers", 62)
     layers = text.number("num_hidden_layers", most=MAX_LAYERS)
     if text.values.get("layer_types") is None and not (isinstance(first, int) and first >= layers):
-        check_window(text, window, text.number("max_position_embeddings"))
+        text.check_window(window)
     text.only("moe_layer_freq", 1)
     text.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 has the latter, which transformers does not read
     if not text.flag("norm_topk_prob", False):

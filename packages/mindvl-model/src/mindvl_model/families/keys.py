@@ -121,29 +121,16 @@ def number_or(text: Keys, name: str, default: int, *, missing: int | None = None
     return default if text.take(name, missing) is None else int(text.number(name, missing))
 
 
-def check_window(text: Keys, window: Any, max_positions: int) -> None:
-    """Check that a sliding window has no effect.
-
-    Raises:
-        WeightError: It hides positions of sequences of the maximum length.
-    """
-    if window is not None and not (isinstance(window, int) and window >= max_positions):
-        raise WeightError(
-            f"{text.where}: sliding_window={window!r:.60} is not supported, because it is narrower than "
-            f"max_position_embeddings={max_positions}. Use a model without sliding windows."
-        )
-
-
 def check_optional_windows(text: Keys) -> None:
     """Check the sliding windows of a family with use_sliding_window, of which the last layers may have one.
 
     Raises:
         WeightError: Windows hide positions of sequences of the maximum length.
     """
-    layers, positions = text.number("num_hidden_layers", most=MAX_LAYERS), text.number("max_position_embeddings")
+    layers = text.number("num_hidden_layers", most=MAX_LAYERS)
     window, first = text.take("sliding_window", 4096), text.take("max_window_layers", 28)
     if text.flag("use_sliding_window", False) and not (isinstance(first, int) and first >= layers):
-        check_window(text, window, positions)
+        text.check_window(window)
 
 
 def read_rope(text: Keys, default: float, max_positions: int) -> RopeConfig:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mindvl_model.families.keys import check_window, read_grouped_query, write_grouped_query
+from mindvl_model.families.keys import read_grouped_query, write_grouped_query
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import Keys
 from mindvl_model.language_config import GroupedQueryAttention, LanguageConfig, RopeConfig
@@ -25,8 +25,7 @@ class MistralPreset(GroupedQueryPreset):
 
 def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a Mistral decoder; transformers gives it a window of 4096 positions if config.json has no key for it."""
-    window = text.values.get("sliding_window", 4096)
-    check_window(text, window, text.number("max_position_embeddings"))
+    text.check_window(text.take("sliding_window", 4096))
     return read_grouped_query(family, text, root, num_kv_heads=8)
 
 

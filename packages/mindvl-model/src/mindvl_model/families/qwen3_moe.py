@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindvl_model.families import qwen3
-from mindvl_model.families.keys import check_window
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import MAX_EXPERTS, Keys
 from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig, RopeConfig
@@ -33,9 +32,8 @@ class Qwen3MoEPreset(GroupedQueryPreset):
 
 def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a decoder with normalized queries and keys, and experts in every layer."""
-    text.take("max_window_layers", None)  # all layers have the window, if any
     if text.flag("use_sliding_window", False):
-        check_window(text, text.take("sliding_window", 4096), text.number("max_position_embeddings"))
+        text.check_window(text.take("sliding_window", 4096))
     # Every layer must have experts; these keys would make some layers dense.
     text.only("decoder_sparse_step", 1)
     text.only("mlp_only_layers", [], None)

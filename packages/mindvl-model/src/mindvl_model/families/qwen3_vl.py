@@ -51,7 +51,7 @@ class Qwen3VLMoEPreset(GroupedQueryPreset):
         return self.with_properties(
             attention=self.part(GroupedQueryAttention, qk_norm=True),
             rope=self.part(RopeConfig, sections_interleaved=True),
-            experts=self.part(ExpertsConfig),
+            experts=self.part(ExpertsConfig, joined=True),
         )
 
 
@@ -70,6 +70,7 @@ def read_moe(family: str, text: Keys, root: Keys) -> LanguageConfig:
         num_experts=count,
         experts_per_token=text.number("num_experts_per_tok", 4),
         expert_ffn_hidden_size=text.number("moe_intermediate_size", 1408),
+        joined=True,
         aux_loss_weight=text.number("router_aux_loss_coef", 0.001, whole=False, least=0),
     )
     head_dim = text.take("head_dim", None) or text.number("hidden_size") // text.number("num_attention_heads")

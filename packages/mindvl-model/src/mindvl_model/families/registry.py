@@ -35,7 +35,6 @@ class Family:
     read: Callable[[str, Keys, Keys], LanguageConfig]  # from model_type, the section of the decoder and the top level
     write: Callable[[LanguageConfig], dict[str, Any]]
     is_text_model: bool = True  # whether a directory can hold a language model of the family only
-    joined_experts: bool = False  # whether directories have one tensor for the matrices of all experts
 
 
 FAMILIES: dict[str, Family] = {
@@ -43,9 +42,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(qwen3.Qwen3Preset, qwen3.read, qwen3.write),
     "qwen3_moe": Family(qwen3_moe.Qwen3MoEPreset, qwen3_moe.read, qwen3_moe.write),
     "qwen3_vl_text": Family(qwen3_vl.Qwen3VLPreset, qwen3_vl.read, qwen3_vl.write, is_text_model=False),
-    "qwen3_vl_moe_text": Family(
-        qwen3_vl.Qwen3VLMoEPreset, qwen3_vl.read_moe, qwen3_vl.write, is_text_model=False, joined_experts=True
-    ),
+    "qwen3_vl_moe_text": Family(qwen3_vl.Qwen3VLMoEPreset, qwen3_vl.read_moe, qwen3_vl.write, is_text_model=False),
     "deepseek_v3": Family(deepseek_v3.DeepSeekV3Preset, deepseek_v3.read, deepseek_v3.write),
     "llama": Family(llama.LlamaPreset, llama.read, llama.write),
     "mistral": Family(mistral.MistralPreset, mistral.read, mistral.write),

@@ -65,9 +65,9 @@ _TOKENS = {  # read from the first section that contains them
     "vision_start_token_id",
     "vision_token_id",
 }
-_SLIDING_WINDOWS = {"max_window_layers", "sliding_window"}  # without effect while use_sliding_window is false
+# max_window_layers selects the layers of a window, and a window that has an effect is refused.
 _WITHOUT_EFFECT = (
-    _BOOKKEEPING | _TRAINING_AND_OUTPUT | _GENERATION | _TOKENS | _SLIDING_WINDOWS | {"spatial_patch_size"}
+    _BOOKKEEPING | _TRAINING_AND_OUTPUT | _GENERATION | _TOKENS | {"max_window_layers", "spatial_patch_size"}
 )
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
@@ -185,6 +185,19 @@ class Keys:
                 "Use a model with this value."
             )
 
+    def check_window(self, window: Any) -> None:
+        """Check that a sliding window has no effect.
+
+        Raises:
+            WeightError: It hides positions of sequences of the maximum length.
+        """
+        most = self.values.get("max_position_embeddings")
+        if window is not None and not (type(window) is type(most) is int and window >= most):
+            raise WeightError(
+                f"{self.where}: sliding_window={window!r:.60} is not supported, because it is narrower than "
+                f"max_position_embeddings={most!r:.60}. Use a model without sliding windows."
+            )
+
     def unsupported(self, name: str, value: Any, required: str) -> WeightError:
         """Return the error for a value that is valid in a config.json but not supported by mindvl."""
         return WeightError(
@@ -210,6 +223,10 @@ class Keys:
                 if isinstance(value, list) and all(one == "full_attention" for one in value):
                     continue
                 raise self.unsupported(name, value, "a list of full_attention")
+            if name == "sliding_window":  # read by families whose code in transformers has windows
+                if self.values.get("use_sliding_window") is not False:
+                    self.check_window(value)
+                continue
             if name == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "fp8":
                 continue  # WeightDirectory dequantizes such weights to bfloat16
             if name not in _ONLY_VALUES:

@@ -55,6 +55,8 @@ def config_from_directory(path: Path) -> MindVLConfig:
         text.only("model_type", family, *((kind, f"{kind}_text") if not whole.nested else ()), None)
     try:
         vision_encoder, language = read_vision(vision, path, encoder), read_language(family, text, keys)
+        if nested and keys.values.get("hidden_size") is not None:
+            _check_copy(keys, family, language)
         language = _without_absent_mtp(language, path)
         config = MindVLConfig(vision=vision_encoder, language=language, tokens=_tokens(keys, text, path))
     except ModelError as error:
@@ -94,6 +96,15 @@ def language_config_from_directory(path: Path) -> LanguageConfig:
     language = read_language(kind, keys, keys)
     keys.check_remaining()
     return _without_absent_mtp(language, path)
+
+
+def _check_copy(keys: Keys, family: str, language: LanguageConfig) -> None:
+    """Check the keys of the decoder that transformers 4.52 to 4.56 also wrote at the top level of Qwen2.5-VL directories."""
+    if read_language(family, keys, keys) != language:
+        raise WeightError(
+            f"{keys.where}: the keys of the decoder at the top level differ from those in text_config, so the model is "
+            "ambiguous. Use another directory."
+        )
 
 
 def _family(text: Keys) -> str:

@@ -28,6 +28,7 @@ def from_pretrained(auto_class: Any, path: Path, *, trust_remote_code: bool = Fa
             str(path), trust_remote_code=trust_remote_code, local_files_only=True, **options
         )
     except Exception as error:  # transformers and remote code raise any exception for a damaged directory
+        text = " ".join(str(error).split()).rstrip(".")  # errors of configurations have several lines
         if not trust_remote_code and "trust_remote_code" in str(error):
             files = ", ".join(sorted(file.name for file in path.glob("*.py"))) or "Python files"
             raise ModelError(
@@ -35,12 +36,11 @@ def from_pretrained(auto_class: Any, path: Path, *, trust_remote_code: bool = Fa
                 "permissions. If you trust its author, add --trust-remote-code."
             ) from error
         if isinstance(error, ImportError):
-            text = " ".join(str(error).split()).rstrip(".")
             raise ModelError(
                 f"{path}: {auto_class.__name__} needs a library that is not installed: {text}. Install it; processors of "
                 "Qwen models with videos need torchvision."
             ) from error
         raise ModelError(
-            f"{path}: {auto_class.__name__} cannot load the directory ({type(error).__name__}: {error}). Use a "
+            f"{path}: {auto_class.__name__} cannot load the directory ({type(error).__name__}: {text}). Use a "
             "complete model directory, for example from `mindvl convert`."
         ) from error

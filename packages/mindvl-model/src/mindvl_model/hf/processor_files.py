@@ -8,7 +8,7 @@ import json
 import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindvl_model.config import VisionConfig
 
@@ -34,6 +34,8 @@ class ProcessorSettings:
     jpeg_scaling: bool = (
         False  # JPEGs were decoded at a fraction of their size in training; `mindvl eval` does the same
     )
+    # Unit of points and boxes in texts, which `mindvl eval` reads; None: as the vision encoder.
+    coordinates: Literal["absolute", "relative"] | None = None
     video: VideoSettings = field(default_factory=VideoSettings)
 
 
@@ -69,9 +71,11 @@ def write_published_processor(
 
 
 def _images(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
+    unit = settings.coordinates
     return _patches(vision) | {
         "size": {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
         **({"jpeg_scaling": True} if settings.jpeg_scaling else {}),
+        **({"coordinates": unit} if unit not in (None, vision.entry.coordinates) else {}),
     }
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindvl_model.errors import WeightError
-from mindvl_model.hf.config_keys import MAX_LAYERS, MAX_NUMBER, Keys
+from mindvl_model.errors import ModelError, WeightError
+from mindvl_model.hf.config_keys import MAX_LAYERS, MAX_NUMBER, Keys, read_keys, unsupported_model
+from mindvl_model.hf.whole_models import WHOLE_MODELS
 from mindvl_model.vision.entries import DEFAULT_KIND, VISION_ENTRIES
 from mindvl_model.vision_config import VisionConfig
 from mindvl_model.weights.json_file import read_json
@@ -33,6 +34,40 @@ def vision_kind(keys: Keys) -> str:
             "directory."
         )
     return kinds[model_type]
+
+
+def directory_encoder(path: Path) -> VisionConfig | None:
+    """The vision encoder of a directory with a whole model; None: another directory, which may have no config.json.
+
+    Raises:
+        WeightError: A key of the encoder is missing, or its value is invalid or not supported.
+    """
+    kind = directory_kind(path)
+    if kind is None:
+        return None
+    keys = read_keys(path).section("vision_config")
+    try:
+        return read_vision(keys, path, kind)
+    except WeightError:
+        raise
+    except ModelError as error:
+        raise unsupported_model(error, keys.where) from error
+
+
+def directory_kind(path: Path) -> str | None:
+    """The kind of the vision encoder of a directory; None: there is none, or it is not supported.
+
+    Raises:
+        WeightError: config.json is damaged.
+    """
+    if not (path / "config.json").is_file():
+        return None
+    keys = read_keys(path)
+    model_type, vision = keys.values.get("model_type"), keys.values.get("vision_config")
+    if model_type == "mindvl" and isinstance(vision, dict):
+        return vision_kind(keys.section("vision_config"))
+    whole = WHOLE_MODELS.get(model_type) if isinstance(model_type, str) else None
+    return None if whole is None else whole.vision
 
 
 def read_vision(keys: Keys, path: Path, kind: str) -> VisionConfig:

@@ -39,6 +39,7 @@ QWEN2_5_VL = VisionEntry(
         max_tokens=768,
         total_tokens=24_576,
     ),
+    coordinates="absolute",  # docs of Qwen2.5-VL: of the image that the processor returns
     published=Published(
         model_type="qwen2_5_vl_vision",
         processor="Qwen2_5_VLProcessor",

@@ -42,6 +42,7 @@ QWEN3_VL = VisionEntry(
         max_tokens=24_576,
         total_tokens=24_576,
     ),
+    coordinates="relative",  # README of Qwen3-VL: from 0 to 1000
     published=Published(
         model_type="qwen3_vl_vision",
         processor="Qwen3VLProcessor",

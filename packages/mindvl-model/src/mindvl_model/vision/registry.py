@@ -70,6 +70,9 @@ class VisionEntry:
     absent: Mapping[str, Any]
     tensors: TensorNames
     video: VideoRule
+    # Unit of points and boxes in texts. absolute: pixels of the resized image; relative: thousandths of its width and
+    # height.
+    coordinates: Literal["absolute", "relative"]
     published: Published
 
     @property

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mindvl_model.errors import WeightError
-from mindvl_model.families.registry import FAMILIES
 from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig
 from mindvl_model.weights.rules import WeightRule, gated, same
 
@@ -64,8 +63,7 @@ def _layer(prefix: str, hf_prefix: str, config: LanguageConfig, *, dense: bool) 
     if dense or config.experts is None:
         yield from _mlp(prefix + "mlp.", hf_prefix + "mlp.", bias=config.mlp_bias)
     else:
-        joined = FAMILIES[config.family].joined_experts if config.family in FAMILIES else False
-        yield from _experts(prefix + "mlp.", hf_prefix + "mlp.", config.experts, config.hidden_size, joined=joined)
+        yield from _experts(prefix + "mlp.", hf_prefix + "mlp.", config.experts, config.hidden_size)
 
 
 def _grouped_query(
@@ -107,11 +105,9 @@ def _mlp(prefix: str, hf_prefix: str, *, bias: bool = False) -> Iterator[WeightR
         yield same(f"{prefix}linear_fc2.{kind}", f"{hf_prefix}down_proj.{kind}")
 
 
-def _experts(
-    prefix: str, hf_prefix: str, config: ExpertsConfig, hidden_size: int, *, joined: bool
-) -> Iterator[WeightRule]:
+def _experts(prefix: str, hf_prefix: str, config: ExpertsConfig, hidden_size: int) -> Iterator[WeightRule]:
     yield same(prefix + "router.weight", hf_prefix + "gate.weight")
-    if joined:
+    if config.joined:
         wide = 2 * config.expert_ffn_hidden_size
         yield _all_experts(prefix + "experts.linear_fc1.weight", hf_prefix + "experts.gate_up_proj", hidden_size, wide)
         yield _all_experts(

@@ -59,6 +59,8 @@ def export_checkpoint(
             known = None if size else data["image"].get(name)
             image_sizes[name] = size if known is None else int(known)
         jpeg_scaling = data.get("image", {}).get("jpeg_scaling") is True
+        # Runs of versions without this key had absolute coordinates for every encoder.
+        unit = data.get("image", {}).get("coordinates", "absolute" if "patch_size" in data.get("image", {}) else None)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DamagedCheckpointError(f"{checkpoint}: manifest.json: section run has no valid {error!r}") from error
     if tokenizer is None:
@@ -74,7 +76,7 @@ def export_checkpoint(
             config,
             destination,
             tokenizer=tokenizer,
-            processor=ProcessorSettings(**image_sizes, jpeg_scaling=jpeg_scaling),  # type: ignore[arg-type]
+            processor=ProcessorSettings(**image_sizes, jpeg_scaling=jpeg_scaling, coordinates=unit),  # type: ignore[arg-type]
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
             progress=progress,
