@@ -129,7 +129,7 @@ def test_the_limits_of_every_version_of_a_preprocessor_are_read(tmp_path: Path, 
     assert found == Facts(min_pixels=3136, max_pixels=9408, has_pixels=True, max_positions=4096, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("stored", [[1], {"size": 224}, {"image_processor": "slow"}])
+@pytest.mark.parametrize("stored", [{}, {"size": 224}, {"image_processor": "slow"}])
 def test_without_limits_in_the_preprocessor_those_of_mindvl_are_used(tmp_path: Path, stored: object) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(stored))

@@ -28,8 +28,8 @@ def apply_limits(directory: Path, *, min_pixels: int, max_pixels: int, out: Path
         if not path.is_file():
             continue
         document = json.loads(path.read_text(encoding="utf-8"))
-        holder = document.get("image_processor", document)
-        if isinstance(holder, dict) and "size" in holder:
+        holder = document.get("image_processor") if name == "processor_config.json" else document
+        if isinstance(holder, dict) and holder.keys() & {"size", "min_pixels", "max_pixels"}:
             holder["size"] = {"longest_edge": max_pixels, "shortest_edge": min_pixels}
             for old_name, value in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
                 if old_name in holder:

@@ -59,14 +59,12 @@ class Measured:
 def model_facts(directory: Path) -> Facts:
     """Read image limits, longest sequence and data type from the JSON files of a model directory."""
     from mindvl_data import ImageConfig
+    from mindvl_model.hf.image_processor import pixel_limits
     from mindvl_model.weights.json_file import read_json
 
     config = read_json(directory / "config.json")
     text = config.get("text_config") or {}
-    found: dict[str, int] = {}
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (directory / name).is_file() and not found:
-            found = _pixel_limits(read_json(directory / name))
+    found = pixel_limits(directory)
     limits = found or {"min_pixels": ImageConfig.min_pixels, "max_pixels": ImageConfig.max_pixels}
     keys = ("dtype", "torch_dtype")
     return Facts(
@@ -190,18 +188,6 @@ def choose_precision(dtype: str | None) -> tuple[str, str]:
     if name in ("bfloat16", "float16"):
         return "bf16", f"The weights of the model directory are {name}; fp32 copies of the weights are updated."
     return "fp32", f"The weights of the model directory are {name or 'of an unnamed data type, read as fp32'}."
-
-
-def _pixel_limits(stored: Any) -> dict[str, int]:
-    """The image limits in a preprocessor file of any transformers version; empty if it has none."""
-    images = stored.get("image_processor", stored) if isinstance(stored, dict) else None
-    if not isinstance(images, dict):
-        return {}
-    size = images.get("size")
-    size = size if isinstance(size, dict) else {}
-    low = images.get("min_pixels") or size.get("min_pixels") or size.get("shortest_edge")
-    high = images.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
-    return {"min_pixels": low, "max_pixels": high} if isinstance(low, int) and isinstance(high, int) else {}
 
 
 def recipe_text(values: dict[str, Any], comments: dict[str, str], head: str) -> str:

@@ -4,17 +4,32 @@
 Used by the modules that read and write whole directories. The keys are data of the registry (vision/registry.py).
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mindvl_model.errors import ModelError, WeightError
 from mindvl_model.hf.config_keys import MAX_LAYERS, MAX_NUMBER, Keys, read_keys, unsupported_model
+from mindvl_model.hf.image_processor import image_processor
 from mindvl_model.hf.whole_models import WHOLE_MODELS
 from mindvl_model.vision.entries import DEFAULT_KIND, VISION_ENTRIES
 from mindvl_model.vision_config import VisionConfig
-from mindvl_model.weights.json_file import read_json
 
+_PATCHES = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
+_RESAMPLE = (3, "bicubic")
+# Of Qwen2VLImageProcessor in transformers, the image processor of both encoders.
+_PROCESSOR_DEFAULTS = {
+    "patch_size": 14,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_mean": VISION_ENTRIES[DEFAULT_KIND].defaults["image_mean"],
+    "image_std": VISION_ENTRIES[DEFAULT_KIND].defaults["image_std"],
+}
 _LISTS = ("full_attention_layers", "deepstack_layers")
 
 
@@ -110,28 +125,29 @@ def write_vision(vision: VisionConfig, output_size: int) -> dict[str, Any]:
 
 
 def _with_image_settings(vision: VisionConfig, path: Path) -> VisionConfig:
-    """Set image mean and standard deviation from the processor of the directory, if it has one."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if not (path / name).is_file():
-            continue
-        stored = read_json(path / name)
-        images = stored.get("image_processor", stored) if isinstance(stored, dict) else {}
-        if not isinstance(images, dict) or "image_mean" not in images or "image_std" not in images:
-            continue
-        field_names = {
-            "patch_size": "patch_size",
-            "merge_size": "spatial_merge_size",
-            "temporal_patch_size": "temporal_patch_size",
-        }
-        for key, field in field_names.items():
-            if images.get(key, getattr(vision, field)) != getattr(vision, field):
-                raise WeightError(
-                    f"{path / name}: {key}={images[key]!r:.60}, but config.json has "
-                    f"{field}={getattr(vision, field)}. Download both files again."
-                )
-        pixels = Keys(images, str(path / name))
-        mean, deviation = (pixels.numbers(key, count=3, whole=False) for key in ("image_mean", "image_std"))
-        if not all(deviation):
-            raise pixels.unsupported("image_std", deviation, "a list of 3 numbers above 0")
-        return replace(vision, image_mean=mean, image_std=deviation)
-    return vision
+    """Set image mean and standard deviation from the processor of the directory, if it has one.
+
+    Raises:
+        WeightError: The processor prepares images for another encoder, or in a way that is not supported.
+    """
+    images = image_processor(path)
+    if images is None:
+        return vision
+    for key, field in _PATCHES.items():
+        stored, expected = images.take(key, _PROCESSOR_DEFAULTS[key]), getattr(vision, field)
+        if stored != expected:
+            raise WeightError(
+                f"{images.where}: {key}={stored!r:.60}, but config.json has {field}={expected}. Download both files again."
+            )
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        images.only(name, True, None)
+    images.only("resample", *_RESAMPLE, None)
+    factor = images.number("rescale_factor", 1 / 255, whole=False)
+    if not math.isclose(factor, 1 / 255, rel_tol=1e-6):
+        raise images.unsupported("rescale_factor", factor, "1 / 255")
+    mean, deviation = (
+        images.numbers(name, _PROCESSOR_DEFAULTS[name], count=3, whole=False) for name in ("image_mean", "image_std")
+    )
+    if not all(deviation):
+        raise images.unsupported("image_std", deviation, "a list of 3 numbers above 0")
+    return replace(vision, image_mean=mean, image_std=deviation)

@@ -19,6 +19,7 @@ from torch import Tensor
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, for_tokenizer, set_up_device
 from mindvl_model.hf.directory_config import SUPPORTED, config_from_directory, language_config_from_directory
+from mindvl_model.hf.image_processor import pixel_limits
 from mindvl_model.hf.load import DirectorySource, LoadReport
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
 from mindvl_model.weights.rules import WeightRule
@@ -204,16 +205,7 @@ def _data(source: ConvertSource, tokenizer: Path | None) -> dict[str, Any]:
     """Tokenizer and image sizes of the directories, for export.py."""
     data: dict[str, Any] = {"tokenizer": None if tokenizer is None else str(tokenizer.absolute()), "image": {}}
     for directory in source.directories():
-        for name in ("preprocessor_config.json", "processor_config.json"):
-            stored = _json(directory / name) if (directory / name).is_file() else {}
-            images = stored.get("image_processor", stored)
-            size = images.get("size") or {}
-            limits = {
-                "min_pixels": images.get("min_pixels", size.get("shortest_edge")),
-                "max_pixels": images.get("max_pixels", size.get("longest_edge")),
-            }
-            if all(isinstance(limit, int) for limit in limits.values()):
-                data["image"] = limits
+        data["image"] = pixel_limits(directory) or data["image"]
     return data
 
 

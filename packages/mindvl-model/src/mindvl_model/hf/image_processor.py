@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of the image processor in a directory, found in the files of every version of transformers.
+
+Used where a vision encoder is read, and for the image limits of recipes and conversions.
+"""
+
+from pathlib import Path
+
+from mindvl_model.hf.config_keys import Keys
+from mindvl_model.weights.json_file import read_json
+
+
+def image_processor(path: Path) -> Keys | None:
+    """The settings that transformers uses: a section of processor_config.json, or else preprocessor_config.json.
+
+    Raises:
+        WeightError: The file is damaged.
+    """
+    nested, alone = path / "processor_config.json", path / "preprocessor_config.json"
+    if nested.is_file():
+        keys = Keys(read_json(nested), str(nested))
+        if keys.values.get("image_processor") is not None:
+            return keys.section("image_processor")
+    return Keys(read_json(alone), str(alone)) if alone.is_file() else None
+
+
+def pixel_limits(path: Path) -> dict[str, int]:
+    """min_pixels and max_pixels of the image processor; empty if it has none.
+
+    Raises:
+        WeightError: The file is damaged.
+    """
+    images = image_processor(path)
+    if images is None:
+        return {}
+    size = images.values.get("size")
+    size = size if isinstance(size, dict) else {}
+    names = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    found = {name: images.values.get(name) or size.get(name) or size.get(edge) for name, edge in names}
+    valid = all(type(limit) is int and limit > 0 for limit in found.values())
+    return {name: int(limit) for name, limit in found.items()} if valid else {}
