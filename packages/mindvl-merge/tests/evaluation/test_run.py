@@ -5,7 +5,7 @@ import pytest
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation import Benchmark, Item, Prediction, ResolutionGrid, evaluate, search_model
-from mindvl_merge.evaluation.predict import Question
+from mindvl_merge.evaluation.predictions import Question
 
 
 class WidthPredictor:

@@ -20,7 +20,8 @@ from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Benchmark
 from mindvl_merge.evaluation.grounding import find_points
 from mindvl_merge.evaluation.images import open_image
 from mindvl_merge.evaluation.metrics.judged import Judged
-from mindvl_merge.evaluation.predict import Prediction, Predictor
+from mindvl_merge.evaluation.predict import Predictor
+from mindvl_merge.evaluation.predictions import Prediction
 from mindvl_merge.evaluation.run import Evaluation
 
 MAX_ITEMS = 60

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint, EndpointConfig
     from .harness import PREFIX, run_tasks
     from .metrics import METRICS, aggregate, find_metric, score
-    from .predict import PredictConfig, Prediction, Predictor
+    from .predict import PredictConfig, Predictor
+    from .predictions import Prediction
     from .readers import load_benchmarks
     from .remote import RemotePredictor, endpoint_judge
     from .resolution import Cell, ResolutionGrid
@@ -30,7 +31,8 @@ _MODULES = {
     "endpoint": ("Endpoint", "EndpointConfig"),
     "harness": ("PREFIX", "run_tasks"),
     "metrics": ("METRICS", "aggregate", "find_metric", "score"),
-    "predict": ("PredictConfig", "Prediction", "Predictor"),
+    "predict": ("PredictConfig", "Predictor"),
+    "predictions": ("Prediction",),
     "readers": ("load_benchmarks",),
     "remote": ("RemotePredictor", "endpoint_judge"),
     "resolution": ("Cell", "ResolutionGrid"),

@@ -11,10 +11,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
@@ -22,11 +22,10 @@ from mindvl_merge.evaluation.cache import AnswerCache
 from mindvl_merge.evaluation.devices import Answered, DevicePool, check_device
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.images import ImageDecoder, image_hash, image_size, open_image
+from mindvl_merge.evaluation.predictions import CoordinateUnit, Prediction, Question
 
 Progress = Callable[[int, int], None]  # requests answered, requests in all
 
-# absolute: pixels of the resized image; relative: thousandths of its width and height.
-CoordinateUnit = Literal["absolute", "relative"]
 Loader = Callable[..., Any]  # loader(auto_class, directory, trust_remote_code=..., **options) -> model or processor
 
 # Files other than the weights that affect an answer; the limits of the processor are part of a request.
@@ -49,33 +48,6 @@ class PredictConfig:
     def devices(self) -> tuple[str, ...]:
         """The names in `device`."""
         return tuple(name.strip() for name in self.device.split(","))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """An item with the size limits of its images."""
-
-    item: Item
-    min_pixels: int
-    max_pixels: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """An answer, and the image sizes that its coordinates refer to."""
-
-    item: Item
-    answer: str
-    original: tuple[Size, ...]  # of each image
-    resized: tuple[Size, ...]  # as the model saw it
-    coordinates: CoordinateUnit = "absolute"  # in the answer
-    # of generation: the time of the batch divided by its items, or of the request to an endpoint; None if not measured
-    seconds: float | None = field(default=None, compare=False)
-
-    @property
-    def units(self) -> tuple[Size, ...]:
-        """Size of each image in the unit of coordinates."""
-        return self.resized if self.coordinates == "absolute" else ((1000, 1000),) * len(self.resized)
 
 
 class Predictor:

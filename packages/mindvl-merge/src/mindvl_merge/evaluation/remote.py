@@ -22,7 +22,8 @@ from mindvl_merge.evaluation.cache import AnswerCache
 from mindvl_merge.evaluation.endpoint import Endpoint, EndpointConfig
 from mindvl_merge.evaluation.grounding import Size
 from mindvl_merge.evaluation.images import ImageDecoder, open_image
-from mindvl_merge.evaluation.predict import CoordinateUnit, PredictConfig, Predictor, Progress, Question
+from mindvl_merge.evaluation.predict import PredictConfig, Predictor, Progress
+from mindvl_merge.evaluation.predictions import CoordinateUnit, Question
 from mindvl_merge.evaluation.resolution import PAPER_UNIT_SIDE
 
 _DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens

@@ -17,7 +17,8 @@ from mindvl_merge.evaluation.grounding import Scores, TaskScore, gather, score_a
 from mindvl_merge.evaluation.metrics import aggregate, find_metric, score
 from mindvl_merge.evaluation.metrics.judged import Judge, Judged, judge_item
 from mindvl_merge.evaluation.metrics.options import read_compat, read_references
-from mindvl_merge.evaluation.predict import Prediction, Predictor, Progress, Question
+from mindvl_merge.evaluation.predict import Predictor, Progress
+from mindvl_merge.evaluation.predictions import Prediction, Question
 from mindvl_merge.evaluation.resolution import ResolutionGrid
 from mindvl_merge.evaluation.search import Request, ResolutionSearch, search_resolution
 
