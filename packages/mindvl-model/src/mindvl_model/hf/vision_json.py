@@ -22,13 +22,10 @@ _PATCHES = {
     "temporal_patch_size": "temporal_patch_size",
 }
 _RESAMPLE = (3, "bicubic")
-# Of Qwen2VLImageProcessor in transformers, the image processor of both encoders.
+_FIRST = VISION_ENTRIES[DEFAULT_KIND]  # the image processor of all encoders in transformers has its values as defaults
 _PROCESSOR_DEFAULTS = {
-    "patch_size": 14,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-    "image_mean": VISION_ENTRIES[DEFAULT_KIND].defaults["image_mean"],
-    "image_std": VISION_ENTRIES[DEFAULT_KIND].defaults["image_std"],
+    **{key: _FIRST.published.defaults[field] for key, field in _PATCHES.items()},
+    **{name: _FIRST.defaults[name] for name in ("image_mean", "image_std")},
 }
 _LISTS = ("full_attention_layers", "deepstack_layers")
 
