@@ -68,9 +68,9 @@ def _head(document: dict[str, Any]) -> str:
             trained += f", frozen weights in {adapter['base_bits']} bits"
     return (
         f"{document['model']} on {document['devices']} x {document['device']}: {document['global_batch_size']:,} packs of "
-        f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual in a pack; trained: "
-        f"{trained}\n{document['fitting']} layouts fit into {bytes_text(document['limit'])}, "
-        f"{document['too_large']} need more. Times are a model of the machine, not a measurement (docs/design/layout-search.md)."
+        f"{document['seq_length']:,} tokens a step, at most {document['visual_limit']:,} visual tokens in a pack; trained: "
+        f"{trained}\nlayouts that fit into {bytes_text(document['limit'])}: {document['fitting']:,}; that need more: "
+        f"{document['too_large']:,}. Times are estimates of a machine model, not measurements (docs/design/layout-search.md)."
     )
 
 
@@ -145,9 +145,7 @@ def _sizes(memory: dict[str, float]) -> str:
 def _failures(document: dict[str, Any]) -> str:
     lines = []
     if document["misses"]:
-        lines.append(
-            "nearest layouts that do not fit, even with all layers recomputed, or activations and moments on the host:"
-        )
+        lines.append("layouts closest to fitting, with all layers recomputed, or activations and moments on the host:")
     for plan in document["misses"]:
         memory = plan["memory"][plan["fullest"]]
         need, limit = bytes_text(memory["total"]), bytes_text(document["limit"])
@@ -162,7 +160,7 @@ def _room(document: dict[str, Any]) -> str:
     if not document["room"]:
         return ""
     lines = [
-        "what fits the first layout (packing.seq_length: most visual tokens of a pack, as max_pixels of one image):"
+        "what fits into the first layout (data.packing.seq_length: most visual tokens of a pack, as max_pixels of one image):"
     ]
     for one in document["room"]:
         visual = one["visual_tokens"]
