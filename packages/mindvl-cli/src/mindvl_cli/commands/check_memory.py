@@ -5,6 +5,7 @@ A thin layer over mindvl_train.checks.memory; check.py adds the command to its g
 """
 
 import json
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ def memory(ctx: click.Context, quick: bool, as_json: bool) -> None:
 
     Example: mindvl check memory --quick
     """
+    # Before torch, also in the measured processes: its profiler logs errors without a GPU, its allocator a warning.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from mindvl_train.checks.memory import CASES, compare_memory
 
     rows = []
