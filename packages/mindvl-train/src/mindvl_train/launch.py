@@ -20,7 +20,7 @@ from mindvl_train.signals import STUCK, StopRequests, forward_signal, handled_by
 
 logger = logging.getLogger(__name__)
 
-_LAUNCHER = "MINDVL_LAUNCHER"  # process id of the launcher, in the environment of its children
+LAUNCHER = "MINDVL_LAUNCHER"  # process id of the launcher, in the environment of its children
 _POLL_S = 0.1
 
 
@@ -72,7 +72,7 @@ def _run_once(
         "MASTER_PORT": str(port),
         # More threads than cores slow down every process.
         "OMP_NUM_THREADS": str(threads_per_process),
-        _LAUNCHER: str(os.getpid()),
+        LAUNCHER: str(os.getpid()),
     }
     try:
         for rank in range(num_processes):
@@ -119,7 +119,7 @@ def end_with_launcher() -> None:
 
     A killed launcher cannot notify its children, but the operating system assigns them another parent process.
     """
-    launcher = os.environ.get(_LAUNCHER)
+    launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return
 
@@ -139,7 +139,7 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
             # Other ranks fail as a consequence: report the rank that was stuck or killed first.
             rank = min(failed, key=lambda rank: (failed[rank] != STUCK, failed[rank] > 0))
             raise ProcessError(
-                f"rank {rank}: process {_ended(failed[rank])} ({len(processes)} processes). "
+                f"rank {rank}: process {ended(failed[rank])} ({len(processes)} processes). "
                 f"{'Fix the error in its message above' if failed[rank] > 0 else 'Find the sender in the system log'} "
                 "and start again; the run resumes from its last checkpoint.",
                 failed[rank],
@@ -149,7 +149,8 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
         time.sleep(_POLL_S)
 
 
-def _ended(exit_code: int) -> str:
+def ended(exit_code: int) -> str:
+    """How a process ended, such as "ended with exit code 1"."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"

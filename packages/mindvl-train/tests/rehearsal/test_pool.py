@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of a small job, rehearsed for real: their messages match, and planted faults are found and named."""
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -131,6 +134,38 @@ def test_a_rank_that_fails_stops_the_others_and_its_log_stays(tmp_path):
     with pytest.raises(TrainError, match=r"the rehearsal failed with exit code 1: .*Error: random_ .*[01]\.log names"):
         rehearsed([job(rank, broken) for rank in range(2)], tmp_path)
     assert list(tmp_path.glob("*.log"))
+
+
+def test_an_interrupted_rehearsal_leaves_neither_processes_nor_logs(tmp_path):
+    def interrupt(shares):
+        if shares:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rehearse_ranks(
+            [job(0), job(1)], at_once=2, log_path=lambda rank: tmp_path / f"{rank}.log", on_progress=interrupt
+        )
+    assert not list(tmp_path.iterdir())
+    assert _processes_of_ranks() == []
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path):
+    def kill(shares):
+        for process in _processes_of_ranks():
+            os.kill(process, signal.SIGKILL)
+
+    with pytest.raises(
+        TrainError, match=r"small: rank 0 of 4 on cpu: the rehearsal was ended by SIGKILL, perhaps because"
+    ):
+        rehearse_ranks([job(0)], at_once=1, log_path=lambda rank: tmp_path / f"{rank}.log", on_progress=kill)
+
+
+def _processes_of_ranks():
+    """Running rehearsals that this process started."""
+    found = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+    return [
+        int(child) for child in found if "mindvl_train.rehearsal.process" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
 
 
 @pytest.mark.parametrize(("cores", "memory", "processes"), [(2, 16e9, 2), (64, 16e9, 8), (4, 1e9, 1)])

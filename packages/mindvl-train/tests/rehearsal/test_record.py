@@ -59,14 +59,13 @@ def record_of_two_messages(**more) -> RankRecord:
 @pytest.mark.parametrize("more", [{}, {"messages": (), "missing": {}, "checkpoint": None}])
 def test_a_record_is_read_as_it_was_written(more, tmp_path):
     written = record_of_two_messages(**more)
-    written.write(tmp_path / "rank.json")
+    (tmp_path / "rank.json").write_text(written.as_json())
     assert RankRecord.read(tmp_path / "rank.json") == written
     assert written.persistent_bytes == 612
 
 
-def test_messages_are_written_as_rows(tmp_path):
-    record_of_two_messages().write(tmp_path / "rank.json")
-    messages = json.loads((tmp_path / "rank.json").read_text())["messages"]
+def test_messages_are_written_as_rows():
+    messages = json.loads(record_of_two_messages().as_json())["messages"]
     assert messages["columns"][:2] == ["index", "step"]
     assert [row[:2] for row in messages["rows"]] == [[0, -1], [1, 0]]
 

@@ -11,7 +11,16 @@ from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train import ModelSection, RunConfig, ScheduleConfig
 from mindvl_train.dry_run import dry_run
 from mindvl_train.rehearsal.job import job_of, versions
-from mindvl_train.rehearsal.store import SUMMARY, directory_of, expected_s, find_rehearsals
+from mindvl_train.rehearsal.store import (
+    SUMMARY,
+    directory_of,
+    expected_s,
+    find_rehearsals,
+    log_path,
+    record_path,
+    remove_others,
+    trace_path,
+)
 from mindvl_train.resolved_run import resolve_run
 
 
@@ -68,6 +77,25 @@ def test_another_file_is_no_rehearsal(config, content):
     write_rehearsal(config)
     (directory_of(config, "910b2", 4) / SUMMARY).write_text(content)
     assert find_rehearsals(config, 4) == []
+
+
+@pytest.mark.parametrize(
+    "damage", [{"steps": "two"}, {"steps": 0}, {"device": 5}, {"device": "abacus"}, {"versions": None}]
+)
+def test_a_damaged_summary_is_no_rehearsal(config, damage):
+    write_rehearsal(config)
+    path = directory_of(config, "910b2", 4) / SUMMARY
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    assert find_rehearsals(config, 4) == []
+
+
+def test_files_of_ranks_that_are_not_rehearsed_again_are_removed_and_other_files_are_kept(tmp_path):
+    old = [record_path(tmp_path, 3), trace_path(tmp_path, 3), log_path(tmp_path, 0), tmp_path / SUMMARY]
+    kept = [record_path(tmp_path, 0), trace_path(tmp_path, 0), tmp_path / "rank-notes.json", tmp_path / "index.html"]
+    for path in (*old, *kept):
+        path.write_text("")
+    remove_others(tmp_path, [0])
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_dry_run_names_the_rehearsal_and_the_work_of_a_new_one(config):

@@ -72,14 +72,15 @@ def rehearse(
     require("plots", "mindvl rehearse")
     from mindvl_cli.pages.rehearsal import rehearsal_page
     from mindvl_cli.pipeline_file import load_recipe
-    from mindvl_train.rehearsal.store import PAGE, SUMMARY, directory_of, record_path, trace_path
+    from mindvl_train.rehearsal.store import PAGE, SUMMARY, directory_of, record_path, remove_others, trace_path
     from mindvl_train.rehearsal.trace import trace
 
     config = load_recipe(recipe, overrides)
     directory = out or directory_of(config, device, num_devices)
     records, document = _rehearsed(recipe, config, device, num_devices, ranks, memory_gb, directory)
+    remove_others(directory, [record.rank for record in records])
     for record in records:
-        record.write(record_path(directory, record.rank))
+        write_whole(record_path(directory, record.rank), record.as_json())
         write_whole(trace_path(directory, record.rank), json.dumps(trace([record])))
     write_whole(directory / PAGE, rehearsal_page(document, records))
     write_whole(directory / SUMMARY, json.dumps(document, indent=1) + "\n")  # last: a dry run looks for it

@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 
 from mindvl_model import set_up_device
+from mindvl_train.launch import end_with_launcher
 from mindvl_train.rehearsal.job import Job
 from mindvl_train.rehearsal.record import progress_path
 
 
 def main(job_path: Path, record_path: Path) -> None:
     """Rehearse the rank of a pickled job, and write its record."""
+    end_with_launcher()
     job: Job = pickle.loads(job_path.read_bytes())
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.world_size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     logging.getLogger().setLevel(logging.ERROR)
@@ -43,7 +45,7 @@ def main(job_path: Path, record_path: Path) -> None:
         rank.device_mode,
     ):
         run_training(config_of(job, Path(out)), resume="never")
-    rank.record().write(record_path)
+    record_path.write_text(rank.record().as_json())
 
 
 if __name__ == "__main__":

@@ -175,9 +175,9 @@ class RankRecord:
         """Device bytes between steps."""
         return sum(self.persistent.values())
 
-    def write(self, path: Path) -> None:
-        """Write the record as JSON; messages and points of the timeline as rows."""
-        path.write_text(json.dumps(_encode(self), separators=(",", ":")) + "\n")
+    def as_json(self) -> str:
+        """The record as JSON; messages and points of the timeline as rows."""
+        return json.dumps(_encode(self), separators=(",", ":")) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -19,6 +19,7 @@ from mindvl_ops.errors import OpsError
 from mindvl_ops.testing.npu_runtime import stub_environment
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.launch import LAUNCHER, ended
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.job import Job, Kind, job_of
 from mindvl_train.rehearsal.record import RankRecord, progress_path
@@ -112,13 +113,17 @@ class RankProcess:
             str(directory / "job"),
             str(self._record_path),
         ]
+        environment = self._environment | {LAUNCHER: str(os.getpid())}  # it ends with this process
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+            # In a session of its own, so that Ctrl-C does not reach it, but this process, which kills it.
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # a no-op after its end
-        self._process.wait()
+        if not self.has_ended():
+            self._process.kill()
+            self._process.wait()
+            self._log_path.unlink(missing_ok=True)  # nothing failed here
         self._stack.close()
 
     def has_ended(self) -> bool:
@@ -149,8 +154,14 @@ class RankProcess:
             errors = [line for line in lines if _ERROR.search(line)] or lines[-1:]
             shown = "".join(errors[-1:]) if self._log is not None else "\n".join(lines[-_MAX_LINES:])
             log = "its last lines" if self._log is None else str(self._log)
+            where = f"{job.recipe}: rank {job.rank} of {job.world_size} on {job.device}"
+            if code < 0:
+                raise TrainError(
+                    f"{where}: the rehearsal {ended(code)}. Free memory, rehearse fewer ranks with --ranks, or find the sender "
+                    "of the signal in the system log."
+                )
             raise TrainError(
-                f"{job.recipe}: rank {job.rank} of {job.world_size} on {job.device}: the rehearsal failed with exit code "
-                f"{code}: {shown} Correct the recipe or the operator that {log} names."
+                f"{where}: the rehearsal failed with exit code {code}: {shown} Correct the recipe or the operator that {log} "
+                "names."
             )
         return RankRecord.read(self._record_path)

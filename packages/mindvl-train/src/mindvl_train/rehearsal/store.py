@@ -6,11 +6,13 @@ if it was made by the installed versions.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mindvl_train.config import RunConfig
+from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.classes import rank_classes
 from mindvl_train.rehearsal.job import job_of, versions
@@ -64,7 +66,10 @@ def find_rehearsals(config: RunConfig, num_processes: int) -> list[Found]:
         if document is None or document["devices"] != num_processes:
             continue
         device = document["device"]
-        job = job_of(config, recipe="", device=device, world_size=num_processes, rank=0, steps=document["steps"])
+        try:
+            job = job_of(config, recipe="", device=device, world_size=num_processes, rank=0, steps=document["steps"])
+        except TrainError:  # a damaged file, or a device that this version does not rehearse
+            continue
         if job.digest == document["recipe_digest"]:
             found.append(
                 Found(
@@ -104,5 +109,27 @@ def _read(path: Path) -> dict[str, Any] | None:
         document = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    names = ("device", "devices", "steps", "recipe_digest", "ok", "sentence", "versions")
-    return document if isinstance(document, dict) and all(name in document for name in names) else None
+    types = {
+        "device": str,
+        "devices": int,
+        "steps": int,
+        "recipe_digest": str,
+        "ok": bool,
+        "sentence": str,
+        "versions": dict,
+    }
+    is_summary = isinstance(document, dict) and all(
+        isinstance(document.get(name), kind) for name, kind in types.items()
+    )
+    return document if is_summary else None
+
+
+def remove_others(directory: Path, ranks: Collection[int]) -> None:
+    """Remove the files of ranks of an earlier rehearsal in this directory, and its summary."""
+    (directory / SUMMARY).unlink(missing_ok=True)
+    kept = {path(directory, rank) for rank in ranks for path in (record_path, trace_path)}
+    number = 5 * "[0-9]"
+    for name in (f"rank-{number}.json", f"trace-{number}.json", f"rank-{number}.log"):
+        for path in directory.glob(name):
+            if path not in kept:
+                path.unlink()
