@@ -2,6 +2,7 @@
 """Parts of a rehearsal, each on its own: fake tensors, memory, costs of operators, answers, packs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,6 +198,21 @@ def host_sizes(value, num_rows):
 
 def test_rows_are_spread_evenly_over_experts():
     assert host_sizes(torch.empty(4, dtype=torch.int64), 10) == [3, 3, 2, 2]
+
+
+def _routed(value, *, rows, self, group):
+    """Reads the rows that expert-parallel ranks exchange, as the expert layer does."""
+    return numbers_of(value)
+
+
+def test_rows_that_a_rank_sends_are_those_that_the_other_receives():
+    """13 rows to 4 experts are 4, 3, 3, 3, so 7 for the experts of rank 0 and 6 for those of rank 1."""
+    layer = SimpleNamespace(num_experts=4, ep_size=2)
+    found = [
+        _routed(torch.empty(2, 2), rows=range(13), self=layer, group=SimpleNamespace(rank=lambda rank=rank: rank))
+        for rank in (0, 1)
+    ]
+    assert found == [[[7, 6], [7, 7]], [[7, 6], [6, 6]]]
 
 
 def reduce_totals(value):

@@ -122,7 +122,6 @@ def _rehearsed(
     ]
     at_once = min(len(jobs), num_parallel(num_cores(), memory_bytes()))
     seconds = {rank: expected_s(run, class_of(classes, rank).pp_rank) for rank in selection.ranks}
-    directory.mkdir(parents=True, exist_ok=True)
     _announce(run, len(jobs), sum(seconds.values()) / at_once, selection.rule)
     began = time.monotonic()
     with progress("rehearse", total=100, unit="%") as advance:

@@ -44,11 +44,17 @@ def numbers_of(value: Tensor) -> Any:
     if function == "reduce_totals":  # the last number counts the requests to stop
         return [1.0] * (len(value) - 1) + [0.0]
     if function == "_routed":  # rows to and from each expert-parallel rank
-        shares = _spread(len(known["rows"]), known["self"].ep_size)
-        return [shares] * value.shape[0] if value.ndim == 2 else shares
+        return _exchanged(len(known["rows"]), known["self"].num_experts, known["self"].ep_size, known["group"].rank())
     if function == "host_sizes":  # rows of each expert
         return _spread(known["num_rows"], len(value))
     return _nested(list(value.shape), number_of(value))
+
+
+def _exchanged(num_rows: int, num_experts: int, ep_size: int, ep_rank: int) -> list[list[int]]:
+    """Rows that a rank sends to each rank, and rows that it receives from each: every rank sends the same numbers."""
+    of_experts, each = _spread(num_rows, num_experts), num_experts // ep_size
+    sent = [sum(of_experts[first : first + each]) for first in range(0, num_experts, each)]
+    return [sent, [sent[ep_rank]] * ep_size]
 
 
 def _spread(total: int, places: int) -> list[int]:

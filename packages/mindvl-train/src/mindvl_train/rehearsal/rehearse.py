@@ -114,6 +114,7 @@ class RankProcess:
             str(self._record_path),
         ]
         environment = self._environment | {LAUNCHER: str(os.getpid())}  # it ends with this process
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("wb") as log:
             # In a session of its own, so that Ctrl-C does not reach it, but this process, which kills it.
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
