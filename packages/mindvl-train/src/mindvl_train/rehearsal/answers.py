@@ -22,6 +22,7 @@ NOT_COVERED = (
     "workspaces of kernels and of the collective library (HCCL, NCCL), the context of the device driver",
     "fragmentation of the allocator and temporary tensors inside of composite kernels",
     "loading of data, tokenizers, initial weights and checkpoints; writing of checkpoint files",
+    "validation and its answers to prompts",
     "how long a message waits for another rank",
 )
 

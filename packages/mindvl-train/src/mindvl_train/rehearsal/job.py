@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mindvl_model import TokenConfig
+from mindvl_model.adapters.lora_config import quantization_problem
 from mindvl_train.config import RunConfig
 from mindvl_train.devices import DEVICES, find_device
 from mindvl_train.errors import TrainError
@@ -72,7 +73,8 @@ def job_of(
         pack: Pack of every microbatch; None: the largest.
 
     Raises:
-        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown or a GPU.
+        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown, a GPU, or
+            cannot have the quantized weights of the recipe.
     """
     resolve_run(config, world_size)
     if not 0 <= rank < world_size:
@@ -84,6 +86,9 @@ def job_of(
             f"--device {device}: CUDA devices cannot be rehearsed, because the backward pass of PyTorch needs their driver "
             "also for tensors without memory. Use an NPU such as 910b2, or estimate the memory with mindvl plan."
         )
+    problem = quantization_problem(config.adapter, kind_of(device))
+    if problem is not None:
+        raise TrainError(problem)
     # Only the pack of the request is used, which is the same on every machine.
     pack = pack or request_of(config, Machine(device=DEVICES[0], num_devices=world_size)).full_pack
     return Job(recipe=recipe, config=config, device=device, world_size=world_size, rank=rank, steps=steps, pack=pack)
