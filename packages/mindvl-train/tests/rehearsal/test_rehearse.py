@@ -8,6 +8,7 @@ import pytest
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import LanguageConfig, VisionConfig
+from mindvl_model.adapters import LoRAConfig
 from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.parallel_config import ParallelConfig
@@ -175,3 +176,9 @@ def test_a_job_that_cannot_be_is_refused(more, message):
     options = {"recipe": "dense", "device": "cpu", "world_size": 2, "rank": 0, "pack": PACK, **more}
     with pytest.raises(TrainError, match=message):
         job_of(config_of(DENSE, packs=2), **options)
+
+
+def test_quantized_weights_are_refused_on_an_npu_before_a_process_starts():
+    config = replace(config_of(DENSE, packs=2), adapter=LoRAConfig(base_bits=4))
+    with pytest.raises(TrainError, match=r"adapter\.base_bits: is 4, but bitsandbytes has no kernels for NPUs"):
+        job_of(config, recipe="dense", device="910b2", world_size=2, rank=0, pack=PACK)
