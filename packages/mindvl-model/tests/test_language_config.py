@@ -43,6 +43,12 @@ SIZES = {"qwen3": GROUPED, "qwen2": GROUPED | {"mrope_sections": (2, 1, 1)}, "de
         ("qwen2", {"mrope_sections": (2, 1, 2)}, "must add up to head_dim / 2 = 4 rotary pairs, .* 5"),
         ("deepseek_v3", {"experts_per_token": 0}, "experts_per_token: .* num_experts=16, got 0"),
         ("deepseek_v3", {"num_expert_groups": 7}, "num_expert_groups: must divide num_experts=16 .*, got 7"),
+        (
+            "deepseek_v3",
+            {"num_expert_groups": 8, "groups_per_token": 2, "experts_per_token": 5},
+            "experts_per_token: 5 experts of 2 groups with 2 experts are not supported",
+        ),
+        ("deepseek_v3", {"num_expert_groups": 16}, "experts_per_token: 2 experts of 4 groups with 1 experts are not"),
         ("deepseek_v3", {"num_dense_layers": 3}, "num_dense_layers: .* num_layers=2, got 3"),
         ("deepseek_v3", {"rope_head_dim": 63}, "rope_head_dim: must be even .*, got 63"),
     ],

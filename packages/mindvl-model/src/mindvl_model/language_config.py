@@ -194,6 +194,12 @@ class ExpertsConfig:
                 f"num_expert_groups: must divide num_experts={self.num_experts} and be at least groups_per_token="
                 f"{self.groups_per_token}, got {self.num_expert_groups}. Change one of them."
             )
+        size = self.num_experts // self.num_expert_groups
+        if self.num_expert_groups > 1 and not (size > 1 and self.experts_per_token <= self.groups_per_token * size):
+            raise ModelError(
+                f"experts_per_token: {self.experts_per_token} experts of {self.groups_per_token} groups with {size} experts are "
+                "not supported. Use groups of at least 2 experts, and at most as many experts as the groups of a token have."
+            )
         if self.router == "softmax" and (self.num_expert_groups > 1 or self.bias_update_rate):
             name = "num_expert_groups" if self.num_expert_groups > 1 else "bias_update_rate"
             raise ModelError(

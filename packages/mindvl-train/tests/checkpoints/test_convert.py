@@ -80,7 +80,10 @@ def write_directory(model: Any, directory: Path, document: dict[str, Any] | None
     tensors = [pair for rule in weight_rules(model.mindvl) for pair in split(rule, held[rule.param_name].detach())]
     write_weights(directory, [(published_name(name) if published else name, one) for name, one in tensors], 20_000)
     (directory / "config.json").write_text(json.dumps(document))
-    (directory / "preprocessor_config.json").write_text('{"min_pixels": 784, "max_pixels": 3136}')
+    vision = model.mindvl.vision
+    images = {"min_pixels": 784, "max_pixels": 3136, "patch_size": vision.patch_size}
+    images |= {"image_mean": vision.image_mean, "image_std": vision.image_std}
+    (directory / "preprocessor_config.json").write_text(json.dumps(images))
     return directory
 
 

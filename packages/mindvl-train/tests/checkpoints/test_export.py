@@ -135,8 +135,30 @@ def test_a_unit_of_coordinates_that_is_not_that_of_the_encoder_is_stored(
     assert images.get("coordinates") == stored
 
 
+def test_the_processor_files_of_a_run_come_back_through_a_checkpoint(trained: Path, tmp_path: Path) -> None:
+    """Limits, video settings, unit of coordinates and scaled decoding are those of the run, and of the imported directory."""
+    with changed_manifest(trained, tmp_path / "run") as manifest:
+        manifest["run"]["data"]["image"] |= {"max_pixels": 7840, "coordinates": "relative", "jpeg_scaling": True}
+        manifest["run"]["data"]["video"] |= {"fps": 1.5, "max_frames": 8, "max_pixels": 7840, "total_pixels": 20 * 784}
+    export_checkpoint(tmp_path / "run", tmp_path / "model")
+    convert_to_checkpoint(ConvertSource(model=tmp_path / "model"), tmp_path / "again")
+    export_checkpoint(tmp_path / "again", tmp_path / "copy")
+    stored, copied = (json.loads((tmp_path / name / "processor_config.json").read_text()) for name in ("model", "copy"))
+    assert stored == copied
+    videos = stored["video_processor"]
+    assert (videos["fps"], videos["max_frames"], videos["size"]["longest_edge"]) == (1.5, 8, 7840)
+    assert videos["max_video_tokens"] == 23  # 90 % are 20.7
+
+
 @pytest.mark.parametrize(
-    "data", [None, {}, {"tokenizer": 3, "image": {}}, {"tokenizer": "x", "image": {"min_pixels": "x"}}]
+    "data",
+    [
+        None,
+        {},
+        {"tokenizer": 3, "image": {}},
+        {"tokenizer": "x", "image": {"min_pixels": "x"}},
+        {"tokenizer": "x", "image": {"min_pixels": 784, "max_pixels": 784}, "video": {"fps": "x"}},
+    ],
 )
 def test_a_forged_manifest_is_a_sentence(trained: Path, tmp_path: Path, data: object) -> None:
     with changed_manifest(trained, tmp_path / "run") as manifest:

@@ -54,6 +54,7 @@ _GENERATION = {  # and other tasks; older versions of transformers wrote these k
     *("torchscript", "use_bfloat16", "gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
     "transformers.js_config",
     *("_attn_implementation", "tie_encoder_decoder", "classifier_dropout", "unk_token_id"),
+    *("cache_implementation", "_commit_hash", "keys_to_ignore_at_inference", "max_new_tokens", "min_new_tokens"),
 }
 _TOKENS = {  # read from the first section that contains them
     "bos_token_id",

@@ -16,11 +16,20 @@ def image_processor(path: Path) -> Keys | None:
     Raises:
         WeightError: The file is damaged.
     """
-    nested, alone = path / "processor_config.json", path / "preprocessor_config.json"
+    return section_or_file(path, "image_processor", "preprocessor_config.json")
+
+
+def section_or_file(path: Path, section: str, name: str) -> Keys | None:
+    """A section of processor_config.json, or else a file of its own; None if there is neither.
+
+    Raises:
+        WeightError: The file is damaged.
+    """
+    nested, alone = path / "processor_config.json", path / name
     if nested.is_file():
         keys = Keys(read_json(nested), str(nested))
-        if keys.values.get("image_processor") is not None:
-            return keys.section("image_processor")
+        if keys.values.get(section) is not None:
+            return keys.section(section)
     return Keys(read_json(alone), str(alone)) if alone.is_file() else None
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindvl_model.config import VisionConfig
+from mindvl_model.hf.image_processor import section_or_file
+
+SHARE_OF_CAP = 0.9  # of the tokens of a video that the processor uses with cap_pixels_per_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,26 @@ class ProcessorSettings:
     # Unit of points and boxes in texts, which `mindvl eval` reads; None: as the vision encoder.
     coordinates: Literal["absolute", "relative"] | None = None
     video: VideoSettings = field(default_factory=VideoSettings)
+
+
+def read_video_settings(path: Path, vision: VisionConfig) -> VideoSettings:
+    """The video settings of an exported directory, from the files that `write_mindvl_processor` and the other function write.
+
+    Limits of other directories have another meaning (`cap_pixels_per_frame`), so they are left out.
+
+    Raises:
+        WeightError: A file is damaged.
+    """
+    videos = section_or_file(path, "video_processor", "video_preprocessor_config.json")
+    capped = vision.entry.video.budget == "per_frame"
+    if videos is None or videos.values.get("cap_pixels_per_frame") is not capped:
+        return VideoSettings()
+    size = videos.section("size")
+    found = {name: videos.number(name) for name in ("min_frames", "max_frames")}
+    found |= {"min_pixels": size.number("shortest_edge"), "max_pixels": size.number("longest_edge")}
+    if capped:
+        found["total_pixels"] = int(videos.number("max_video_tokens") * SHARE_OF_CAP * _block(vision))
+    return VideoSettings(fps=videos.number("fps", whole=False), **found)
 
 
 def write_mindvl_processor(directory: Path, tokenizer: Path, settings: ProcessorSettings, vision: VisionConfig) -> None:
@@ -80,7 +103,7 @@ def _images(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]
 
 
 def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]:
-    rule, block = vision.entry.video, (vision.patch_size * vision.spatial_merge_size) ** 2
+    rule, block = vision.entry.video, _block(vision)
     video: dict[str, Any] = {
         "fps": rule.fps,
         "min_frames": rule.min_frames,
@@ -92,8 +115,7 @@ def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]
     given = {one.name: getattr(settings.video, one.name) for one in fields(VideoSettings)}
     video |= {name: value for name, value in given.items() if value is not None}
     capped = rule.budget == "per_frame"
-    # With a cap, the processor uses 90 % of the tokens of a video.
-    cap = {"max_video_tokens": math.ceil(video["total_pixels"] / block / 0.9)} if capped else {}
+    cap = {"max_video_tokens": math.ceil(video["total_pixels"] / block / SHARE_OF_CAP)} if capped else {}
     return _patches(vision) | {
         "size": {"shortest_edge": video["min_pixels"], "longest_edge": video["max_pixels"]},
         "do_sample_frames": True,
@@ -103,6 +125,11 @@ def _videos(settings: ProcessorSettings, vision: VisionConfig) -> dict[str, Any]
         "cap_pixels_per_frame": capped,
         **cap,
     }
+
+
+def _block(vision: VisionConfig) -> int:
+    """Area of a visual token in pixels."""
+    return (vision.patch_size * vision.spatial_merge_size) ** 2
 
 
 def _patches(vision: VisionConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, ModelError, TokenConfig, WeightError, for_tokenizer, set_up_device
 from mindvl_model.hf.directory_config import SUPPORTED, config_from_directory, language_config_from_directory
-from mindvl_model.hf.image_processor import pixel_limits
+from mindvl_model.hf.image_processor import image_processor, pixel_limits
 from mindvl_model.hf.load import DirectorySource, LoadReport
+from mindvl_model.hf.processor_files import read_video_settings
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
 from mindvl_model.weights.rules import WeightRule
 from mindvl_model.weights.sharding import Share, split_kind
@@ -125,7 +126,7 @@ def convert_to_checkpoint(
 
         described = {
             "model": plain_json(config),
-            "run": {"precision": precision, "seed": seed, "data": _data(source, tokenizer)},
+            "run": {"precision": precision, "seed": seed, "data": _data(source, tokenizer, config)},
             "parents": [str(path) for path in directories],
         }
         try:
@@ -201,11 +202,16 @@ def _precision(directories: dict[Path, DirectorySource]) -> Literal["fp32", "bf1
     return "bf16" if stored == {"BF16"} else "fp32"
 
 
-def _data(source: ConvertSource, tokenizer: Path | None) -> dict[str, Any]:
-    """Tokenizer and image sizes of the directories, for export.py."""
+def _data(source: ConvertSource, tokenizer: Path | None, config: MindVLConfig) -> dict[str, Any]:
+    """Tokenizer, image sizes and video settings of the directories, for export.py."""
     data: dict[str, Any] = {"tokenizer": None if tokenizer is None else str(tokenizer.absolute()), "image": {}}
     for directory in source.directories():
         data["image"] = pixel_limits(directory) or data["image"]
+    if source.model is not None:
+        images = image_processor(source.model)
+        stored = {} if images is None else images.values
+        data["image"] |= {name: stored[name] for name in ("jpeg_scaling", "coordinates") if name in stored}
+        data["video"] = asdict(read_video_settings(source.model, config.vision))
     return data
 
 

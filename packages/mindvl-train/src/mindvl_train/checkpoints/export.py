@@ -5,10 +5,14 @@ Comes after training. Needs one process and memory for two of the largest parame
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindvl_model import MindVLConfig, ModelError, config_from_json, set_up_device
+
+if TYPE_CHECKING:
+    from mindvl_model.hf.processor_files import VideoSettings
 
 
 def export_checkpoint(
@@ -58,6 +62,7 @@ def export_checkpoint(
         for name, size in image_sizes.items():
             known = None if size else data["image"].get(name)
             image_sizes[name] = size if known is None else int(known)
+        video = _video_settings(data.get("video", {}))
         jpeg_scaling = data.get("image", {}).get("jpeg_scaling") is True
         # Runs of versions without this key had absolute coordinates for every encoder.
         unit = data.get("image", {}).get("coordinates", "absolute" if "patch_size" in data.get("image", {}) else None)
@@ -76,11 +81,27 @@ def export_checkpoint(
             config,
             destination,
             tokenizer=tokenizer,
-            processor=ProcessorSettings(**image_sizes, jpeg_scaling=jpeg_scaling, coordinates=unit),  # type: ignore[arg-type]
+            processor=ProcessorSettings(
+                **image_sizes,  # type: ignore[arg-type]
+                jpeg_scaling=jpeg_scaling,
+                coordinates=unit,
+                video=video,
+            ),
             dtype=DTYPES[dtype] if dtype else None,
             shard_bytes=shard_bytes,
             progress=progress,
         )
+
+
+def _video_settings(stored: dict[str, Any]) -> "VideoSettings":
+    """The video settings of a run; absent ones are those of the encoder."""
+    from mindvl_model.hf.processor_files import VideoSettings
+
+    found = {one.name: stored.get(one.name) for one in fields(VideoSettings)}
+    for name, value in found.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise ValueError(f"video.{name}: must be a number above 0, got {value!r:.60}.")
+    return VideoSettings(**found)
 
 
 def _export_adapters(
