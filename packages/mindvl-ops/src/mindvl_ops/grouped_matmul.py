@@ -24,7 +24,8 @@ def grouped_matmul(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
         x: `[M, K]`, groups end to end.
         weight: `[E, K, N]`, one matrix for each group.
         sizes: Rows of each group, adding up to M: numbers on the host, or `[E]` int64 on the device of `x`, which is
-            then not read on the host by backends that need not (torch in bfloat16 on CUDA, npu).
+            then not read on the host by backends that need not (torch in bfloat16 on CUDA, npu). With E + 1 sizes the
+            last one counts padding rows without a matrix: their results and gradients are zeros, whatever they hold.
 
     Returns:
         `[M, N]` in the type of `x`.
@@ -32,10 +33,10 @@ def grouped_matmul(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
     Raises:
         OpsError: Shapes or sizes that do not agree.
     """
-    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[1] or len(sizes) != len(weight):
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[1] or len(sizes) - len(weight) not in (0, 1):
         raise OpsError(
             f"grouped_matmul: x {list(x.shape)}, weight {list(weight.shape)}, {len(sizes)} sizes do not agree. Give "
-            "[M, K], [E, K, N] and E sizes."
+            "[M, K], [E, K, N] and E sizes, or E + 1 with padding rows at the end."
         )
     if not isinstance(sizes, Tensor):
         _check_sizes(sizes, len(x))
@@ -58,6 +59,15 @@ def host_sizes(sizes: GroupSizes, num_rows: int) -> list[int]:
     return numbers
 
 
+def clear_padding(rows: Tensor, num_rows: Tensor) -> Tensor:
+    """Set the rows `[M, N]` from `num_rows` on to zero in place: a kernel leaves them as the allocator gave them.
+
+    Args:
+        num_rows: Scalar on the device, which the host does not read.
+    """
+    return rows.masked_fill_((torch.arange(len(rows), device=rows.device) >= num_rows)[:, None], 0)
+
+
 def _check_sizes(sizes: Sequence[int], num_rows: int) -> None:
     if sum(sizes) != num_rows or min(sizes, default=0) < 0:
         raise OpsError(f"grouped_matmul: sizes {list(sizes)} do not add up to {num_rows} rows. Count the rows again.")
@@ -67,7 +77,9 @@ def _check_sizes(sizes: Sequence[int], num_rows: int) -> None:
 def grouped_matmul_reference(x: Tensor, weight: Tensor, sizes: GroupSizes) -> Tensor:
     """Group after group."""
     pieces = x.split(host_sizes(sizes, len(x)))
-    return torch.cat([x.new_zeros(0, weight.shape[2]), *(rows @ w for rows, w in zip(pieces, weight, strict=True))])
+    products = [rows @ w for rows, w in zip(pieces, weight, strict=False)]  # one more piece if there are padding rows
+    padding = len(x) - sum(map(len, products))
+    return torch.cat([*products, x.new_zeros(padding, weight.shape[2])])
 
 
 @case_of("grouped_matmul")

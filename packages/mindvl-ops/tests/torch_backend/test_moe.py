@@ -69,6 +69,16 @@ def test_the_kernel_for_cuda_gives_the_same_where_it_can_be_tried():
         torch.testing.assert_close(torch._grouped_mm(x.t(), grad, offs=bounds), grad_weight)
 
 
+def test_the_kernel_for_cuda_leaves_out_padding_rows():
+    sizes = _bounds([3, 0, 4, 1], torch.device("cpu"))
+    x, weight, grad = (torch.randn(*s).bfloat16() for s in ((8, 16), (3, 16, 8), (8, 8)))
+    x[7], grad[7] = torch.nan, torch.nan
+    assert not _by_rows(x, weight, sizes)[7].any()
+    assert not _by_rows(grad, weight.transpose(1, 2), sizes)[7].any()
+    torch.testing.assert_close(_by_rows(x, weight, sizes)[3:7], x[3:7] @ weight[2])
+    torch.testing.assert_close(_by_groups(x, grad, sizes, 3)[2], x[3:7].T @ grad[3:7])
+
+
 def test_the_grouped_kernel_is_called_as_its_schema_wants():
     """Fake CUDA tensors: no values, but the real schema and shapes of what runs on a GPU."""
     with FakeTensorMode():
@@ -78,4 +88,6 @@ def test_the_grouped_kernel_is_called_as_its_schema_wants():
         sizes = torch.empty(3, dtype=torch.int64, device="cuda")  # never read by the host: it has no values
         assert grouped_matmul(x, weight, sizes).shape == (48, 32)
         assert _by_rows(grad, weight.transpose(1, 2), _bounds(sizes, x.device)).shape == (48, 64)
-        assert _by_groups(x, grad, _bounds([8, 0, 40], x.device)).shape == (3, 64, 32)
+        assert _by_groups(x, grad, _bounds([8, 0, 40], x.device), 3).shape == (3, 64, 32)
+        padded = torch.empty(4, dtype=torch.int64, device="cuda")
+        assert grouped_matmul(x, weight, padded).shape == (48, 32)

@@ -2,7 +2,8 @@
 """Mixture of experts on torch_npu: gating, permutation, grouped matmul with a backward pass of our own.
 
 Contract: NPU_CONTRACTS, sections 7 and 8. npu_grouped_matmul has no autograd kernel: called alone it would warn once
-and then give no gradient at all. The kernels take no empty tensor: without tokens the references run, which PyTorch's
+and then give no gradient at all. Its sizes may add up to less than the rows (aclnnGroupedMatmulV4, groupListOptional:
+what it does not name is not updated). The kernels take no empty tensor: without tokens the references run, which PyTorch's
 own operators compute on every device (a rank of experts that no token chose has none).
 """
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OpsError
-from ..grouped_matmul import GroupSizes, grouped_matmul_reference
+from ..grouped_matmul import GroupSizes, clear_padding, grouped_matmul_reference
 from ..moe_gating import EPSILON, Score, moe_gating_reference
 from ..moe_permute import (
     moe_permute_map_reference,
@@ -168,18 +169,24 @@ class _GroupedMatmul(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:  # the rows of x must come as a transposed view
             (grad_weight,) = torch_npu().npu_grouped_matmul(
-                [x.contiguous().t()], [grad], group_list=sizes, split_item=3, group_type=2, group_list_type=1
+                [x.contiguous().t()],
+                [grad],
+                group_list=sizes[: len(weight)],
+                split_item=3,
+                group_type=2,
+                group_list_type=1,
             )
         return grad_x, grad_weight, None
 
 
 def _by_rows(x: Tensor, weight: Tensor, sizes: Tensor) -> Tensor:
-    """`[M, K]` and `[E, K, N]` -> `[M, N]`."""
+    """`[M, K]` and `[E, K, N]` -> `[M, N]`; the kernel does not write the rows after the last group."""
+    own = sizes[: len(weight)]
     (product,) = torch_npu().npu_grouped_matmul(
-        [x], [weight], group_list=sizes, split_item=2, group_type=0, group_list_type=1
+        [x], [weight], group_list=own, split_item=2, group_type=0, group_list_type=1
     )
     result: Tensor = product
-    return result
+    return result if len(sizes) == len(weight) else clear_padding(result, own.sum())
 
 
 def _check_chosen(k: int, operator: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..grouped_matmul import GroupSizes, grouped_matmul_reference, host_sizes
+from ..grouped_matmul import GroupSizes, clear_padding, grouped_matmul_reference, host_sizes
 from ..precision import compute_dtype
 from ..registry import register
 from ..staging import to_device
@@ -123,7 +123,8 @@ class _GroupedMatmul(torch.autograd.Function):
             return gradients_of_reference(grouped_matmul_reference, (x, weight, ctx.given_sizes), grad)
         grad = grad.contiguous()  # the kernel refuses the expanded gradient of a sum
         grad_x = _by_rows(grad, weight.transpose(1, 2), ctx.sizes) if ctx.needs_input_grad[0] else None
-        return grad_x, _by_groups(x, grad, ctx.sizes) if ctx.needs_input_grad[1] else None, None
+        grad_weight = _by_groups(x, grad, ctx.sizes, len(weight)) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None
 
 
 def _one_kernel(x: Tensor, weight: Tensor) -> bool:
@@ -133,7 +134,7 @@ def _one_kernel(x: Tensor, weight: Tensor) -> bool:
 
 
 def _bounds(sizes: GroupSizes, device: torch.device) -> Tensor:
-    """Ends of the groups `[E]` int32 on the device."""
+    """Ends of the groups `[E]` int32 on the device, or `[E + 1]` with padding rows."""
     if not isinstance(sizes, Tensor):
         sizes = to_device(torch.tensor(sizes), device)
     return sizes.cumsum(0).to(torch.int32)
@@ -141,21 +142,26 @@ def _bounds(sizes: GroupSizes, device: torch.device) -> Tensor:
 
 def _by_rows(x: Tensor, weight: Tensor, sizes: Tensor | list[int]) -> Tensor:
     """`[M, K]` and `[E, K, N]` -> `[M, N]`."""
+    num_groups = len(weight)
     if isinstance(sizes, Tensor):
-        return torch._grouped_mm(x, weight, offs=sizes)
+        product = torch._grouped_mm(x, weight, offs=sizes[:num_groups])
+        return product if len(sizes) == num_groups else clear_padding(product, sizes[num_groups - 1])
     result = x.new_empty(len(x), weight.shape[2])
-    for rows, w, out in zip(x.split(sizes), weight, result.split(sizes), strict=True):
+    pieces = result.split(sizes)
+    for rows, w, out in zip(x.split(sizes)[:num_groups], weight, pieces[:num_groups], strict=True):
         if len(rows):
             torch.mm(rows, w, out=out)
+    for padding in pieces[num_groups:]:
+        padding.zero_()
     return result
 
 
-def _by_groups(x: Tensor, grad: Tensor, sizes: Tensor | list[int]) -> Tensor:
+def _by_groups(x: Tensor, grad: Tensor, sizes: Tensor | list[int], num_groups: int) -> Tensor:
     """`[M, K]` and `[M, N]` -> `[E, K, N]`."""
     if isinstance(sizes, Tensor):
-        return torch._grouped_mm(x.t(), grad, offs=sizes)
-    result = x.new_zeros(len(sizes), x.shape[1], grad.shape[1])
-    for rows, g, out in zip(x.split(sizes), grad.split(sizes), result, strict=True):
+        return torch._grouped_mm(x.t(), grad, offs=sizes[:num_groups])
+    result = x.new_zeros(num_groups, x.shape[1], grad.shape[1])
+    for rows, g, out in zip(x.split(sizes)[:num_groups], grad.split(sizes)[:num_groups], result, strict=True):
         if len(rows):
             torch.mm(rows.t(), g, out=out)
     return result

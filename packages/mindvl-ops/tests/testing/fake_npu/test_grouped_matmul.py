@@ -41,6 +41,15 @@ def test_groups_of_the_inner_axis_give_one_matrix_each_and_zeros_for_the_empty_o
     torch.testing.assert_close(dw[2], x[3:].T @ dy[3:])
 
 
+def test_rows_after_the_last_group_are_not_written_and_enter_no_sum(fake_npu):
+    x, dy = _random(0, 5, 4), _random(1, 5, 6)
+    groups, rows = torch.tensor([1, 0, 2]), {"split_item": 2, "group_type": 0, "group_list_type": 1}
+    (y,) = fake_npu.torch_npu.npu_grouped_matmul([x], [_random(2, 3, 4, 6)], group_list=groups, **rows)
+    assert y.isnan().all(dim=1).tolist() == [False, False, False, True, True]
+    (dw,) = fake_npu.torch_npu.npu_grouped_matmul([x.T], [dy], group_list=groups, **{**rows, "group_type": 2})
+    torch.testing.assert_close(dw[2], x[1:3].T @ dy[1:3])
+
+
 def test_three_grouped_products_are_forward_and_backward(fake_npu):
     x, weight, dy = _random(0, 5, 4).requires_grad_(), _random(1, 3, 4, 6).requires_grad_(), _random(2, 5, 6)
     expected = torch.cat([part @ w for part, w in zip(x.split(SIZES), weight, strict=True)])
@@ -120,9 +129,9 @@ RULES = [
     (ROWS, {"group_list": G[None]}, "group_list has rank 2, must be 1"),
     (ROWS, {"group_list": torch.zeros(1025, dtype=torch.int64)}, "1025 groups, at most 1024"),
     (ROWS, {"group_list_type": 2}, "group_list_type 2 is neither 0 nor 1"),
-    (ROWS, {"group_list_type": 0}, r"\(cumulative ends\) must add up to 5"),
-    (ROWS, {"group_list": torch.tensor([3, 0, 1])}, r"\(sizes\) must add up to 5"),
-    (ROWS, {"group_list": torch.tensor([6, -1, 0])}, "must add up to 5"),
+    (ROWS, {"group_list_type": 0}, r"\(cumulative ends\) must add up to at most 5"),
+    (ROWS, {"group_list": torch.tensor([3, 0, 3])}, r"\(sizes\) must add up to at most 5"),
+    (ROWS, {"group_list": torch.tensor([6, -1, 0])}, "must add up to at most 5"),
     (ROWS, {"group_list": torch.tensor([3, 2])}, "2 groups for 3 weights"),
     (ROWS, {"x": [X, X]}, "takes one x and one weight"),
     (ROWS, {"x": [X[None]]}, "x has rank 3"),
@@ -134,7 +143,7 @@ RULES = [
     (INNER, {"weight": [W]}, r"weight has rank 3, must be \[K, N\]"),
     (INNER, {"weight": [torch.zeros(4, 6)]}, "times weight"),
     (INNER, {"bias": [torch.zeros(6)]}, "group_type 2 takes no bias"),
-    (INNER, {"group_list": torch.tensor([3, 1])}, "must add up to 5"),
+    (INNER, {"group_list": torch.tensor([3, 3, 0])}, "must add up to at most 5"),
     (LISTS, {"split_item": 2}, "group_type -1 needs split_item 0 or 1"),
     (LISTS, {"group_list": G}, "group_type -1 takes no group_list"),
     (LISTS, {"x": [X] * 129, "weight": [torch.zeros(4, 6)] * 129}, "at most 128 of each"),
@@ -194,7 +203,8 @@ ADD = {
         ({"input": torch.zeros(3, 4, 5)}, r"must be \[3, 4, 6\]"),
         ({"weight": torch.zeros(4, 6).bfloat16()}, "differ in rows"),
         ({"group_list_type": 1}, "is ignored on this device"),
-        ({"group_list": torch.tensor([3, 0, 2])}, "must add up to 5"),
+        ({"group_list": torch.tensor([3, 0, 2])}, "must add up to at most 5"),
+        ({"group_list": torch.tensor([3, 3, 4])}, "must end at 5"),
     ],
 )
 def test_a_broken_rule_of_the_accumulating_form_is_named(fake_npu, change, words):

@@ -43,7 +43,7 @@ def _check_common(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | No
 
 
 def _sizes(group_list: Tensor, group_list_type: int, total: int) -> list[int]:
-    """Sizes of the groups; refuses what does not add up to `total`."""
+    """Sizes of the groups; refuses what adds up to more than `total`."""
     refuse(group_list.dtype != torch.int64, f"{_OP}: group_list is {group_list.dtype}, must be int64")
     refuse(group_list.dim() != 1, f"{_OP}: group_list has rank {group_list.dim()}, must be 1")
     refuse(not 1 <= len(group_list) <= 1024, f"{_OP}: {len(group_list)} groups, at most 1024")
@@ -51,7 +51,7 @@ def _sizes(group_list: Tensor, group_list_type: int, total: int) -> list[int]:
     values = group_list.tolist()
     sizes = values if group_list_type == 1 else _differences(values)
     kind = "sizes" if group_list_type == 1 else "cumulative ends"
-    refuse(min(sizes) < 0 or sum(sizes) != total, f"{_OP}: group_list {values} ({kind}) must add up to {total}")
+    refuse(min(sizes) < 0 or sum(sizes) > total, f"{_OP}: group_list {values} ({kind}) must add up to at most {total}")
     return sizes
 
 
@@ -133,11 +133,14 @@ def grouped_matmul(
         return [_product(left, weight[e], bias[e] if bias else None) for e, left in enumerate(x)]
     total = len(x[0]) if group_type == 0 else x[0].shape[1]
     sizes = _sizes(group_list, group_list_type or 0, total)
+    used = sum(sizes)
     if group_type == 2:
-        return [_inner_products(x[0], weight[0], sizes)]
-    rows = x[0].split(sizes)
+        return [_inner_products(x[0][:, :used], weight[0][:used], sizes)]
+    rows = x[0][:used].split(sizes)
     biases = list(bias[0]) if bias and bias[0].dim() == 2 else bias
-    return [torch.cat([_product(part, weight[0][e], biases[e] if biases else None) for e, part in enumerate(rows)])]
+    products = [_product(part, weight[0][e], biases[e] if biases else None) for e, part in enumerate(rows)]
+    # Rows after the last group are not written: here they are NaN, so that a result that depends on them shows it.
+    return [torch.cat([*products, x[0].new_full((total - used, weight[0].shape[2]), torch.nan)])]
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -218,7 +221,8 @@ def _add_rules(
         group_list_type != 0 and strict().cumulative_groups,
         f"{op}: group_list_type {group_list_type} is ignored on this device, pass cumulative ends",
     )
-    _sizes(group_list, 0, len(x))
+    sizes = _sizes(group_list, 0, len(x))
+    refuse(sum(sizes) != len(x), f"{op}: group_list {group_list.tolist()} must end at {len(x)}")
 
 
 @operator("npu_grouped_matmul_add", rules=_add_rules)
