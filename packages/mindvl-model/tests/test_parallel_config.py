@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from mindvl_model.errors import ModelError
-from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, check_parallel, chunk_layers
+from mindvl_model.parallel_config import (
+    ParallelConfig,
+    RecomputeConfig,
+    check_parallel,
+    chunk_layers,
+    even_rows,
+    expert_blocks,
+)
+from mindvl_model.sizes import named_config
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 
 
@@ -88,3 +96,43 @@ def test_key_value_heads_may_be_fewer_than_ranks_but_not_lie_across_them() -> No
     with pytest.raises(ModelError, match=r"tp_size: 2 is neither a divisor nor a multiple of language.num_kv_heads=3"):
         check_parallel(grouped, ParallelConfig(tp_size=2))
     check_parallel(grouped, ParallelConfig(cp_size=2))
+
+
+def test_expert_messages_have_room_for_a_multiple_of_the_even_rows() -> None:
+    """8 of 256 experts on 128 ranks, 4,096 tokens on each rank: 256 rows are even, two experts take at most 8,192."""
+    experts = named_config("mindvl-671b-a37b").language.experts
+    assert experts is not None
+    layout = ParallelConfig(tp_size=2, ep_size=128, expert_capacity_factor=1.5)
+    assert even_rows(experts, layout, 8192) == 256
+    found = expert_blocks(experts, layout, 8192)
+    assert found is not None
+    assert (found.rows, found.most_rows, found.can_overflow) == (384, 8192, True)
+    large = expert_blocks(experts, replace(layout, expert_capacity_factor=128), 8192)
+    assert large is not None
+    assert (large.rows, large.can_overflow) == (8192, False)
+
+
+def test_the_padding_of_expert_messages_is_a_number_of_whole_tokens() -> None:
+    experts = replace(named_config("mindvl-671b-a37b").language.experts, num_experts=8, experts_per_token=3)
+    for ep_size in (2, 4, 8):
+        layout = ParallelConfig(ep_size=ep_size, expert_capacity_factor=1.3)
+        for seq_length in range(1, 40):
+            blocks = expert_blocks(experts, layout, seq_length)
+            assert blocks is not None
+            assert blocks.rows >= 1.3 * even_rows(experts, layout, seq_length) or not blocks.can_overflow
+            assert (ep_size * blocks.rows - seq_length * 3) % 3 == 0
+
+
+def test_messages_have_exact_sizes_by_default_and_without_other_ranks() -> None:
+    experts = named_config("mindvl-671b-a37b").language.experts
+    assert expert_blocks(experts, ParallelConfig(ep_size=8), 8192) is None
+    assert expert_blocks(experts, ParallelConfig(expert_capacity_factor=2), 8192) is None
+    assert expert_blocks(None, ParallelConfig(ep_size=8, expert_capacity_factor=2), 8192) is None
+
+
+@pytest.mark.parametrize("factor", [0, 0.99, -1, float("nan"), float("inf")])
+def test_a_capacity_that_is_too_small_for_even_rows_is_refused(factor: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"expert_capacity_factor: must be between 1 and 1,048,576, got .* null for exact"
+    ):
+        ParallelConfig(expert_capacity_factor=factor)

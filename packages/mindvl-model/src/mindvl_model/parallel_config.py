@@ -4,6 +4,7 @@
 Plain numbers without megatron-core; comes before megatron/blocks.py, which builds the model from them.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,6 +12,7 @@ import torch
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import ModelError
+from mindvl_model.language_config import ExpertsConfig
 
 _MAX_SIZE = 1 << 20
 
@@ -29,6 +31,9 @@ class ParallelConfig:
     # heads.
     cp_size: int = 1
     ep_size: int = 1  # expert parallel size; experts are sharded over the tp, cp and dp ranks of a stage
+    # Size of the messages between expert-parallel ranks, as a multiple of an even distribution: sizes are then fixed, and
+    # the host does not wait for them; a step in which a message is too small is computed again. None: exact sizes.
+    expert_capacity_factor: float | None = None
     overlap: bool = True  # overlap gradient reduction and parameter gathering with computation
     # Each tp and cp rank encodes a part of the images; None: enabled where it is estimated to be faster.
     spread_images: bool | None = None
@@ -41,6 +46,12 @@ class ParallelConfig:
             raise ValueError(
                 f"virtual_stages: {self.virtual_stages} virtual stages require pp_size >= 2, got pp_size=1. "
                 "Use virtual_stages=1 or a larger pp_size."
+            )
+        factor = self.expert_capacity_factor
+        if factor is not None and not 1 <= factor <= _MAX_SIZE:
+            raise ValueError(
+                f"expert_capacity_factor: must be between 1 and {_MAX_SIZE:,}, got {factor}. Use 1.25 to 4, or null for exact "
+                "sizes."
             )
         if self.stage_layers is None:
             return
@@ -108,6 +119,7 @@ class BuildConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     dtype: torch.dtype = torch.float32
+    seq_length: int | None = None  # most tokens of a packed sequence; needed with an expert_capacity_factor
 
     @property
     def for_vision(self) -> "BuildConfig":
@@ -140,6 +152,50 @@ def chunk_layers(num_layers: int, parallel: ParallelConfig) -> tuple[int, ...]:
             f"language model has {num_layers} layers. Use layer counts that add up to {num_layers}."
         )
     return parallel.stage_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertBlocks:
+    """Rows of tokens that a rank sends to each expert-parallel rank in a message of fixed size."""
+
+    rows: int
+    most_rows: (
+        int  # rows that are always enough: those of all tokens, with as many of their experts on one rank as possible
+    )
+
+    @property
+    def can_overflow(self) -> bool:
+        """Whether some routing has more rows for a rank."""
+        return self.rows < self.most_rows
+
+
+def even_rows(experts: ExpertsConfig, parallel: ParallelConfig, seq_length: int) -> float:
+    """Rows that a rank sends to each expert-parallel rank if all experts get equally many."""
+    slices = parallel.tp_size * parallel.cp_size
+    return parallel.padded_length(seq_length) // slices * experts.experts_per_token / parallel.ep_size
+
+
+def expert_blocks(
+    experts: ExpertsConfig | None, parallel: ParallelConfig, seq_length: int | None
+) -> ExpertBlocks | None:
+    """Sizes of the expert messages of a parallel layout; None: exact sizes, or no messages.
+
+    Args:
+        seq_length: Most tokens of a packed sequence, the same on every rank, so that every message has one size.
+    """
+    factor, size = parallel.expert_capacity_factor, parallel.ep_size
+    if experts is None or size == 1 or factor is None:
+        return None
+    assert seq_length is not None, "BuildConfig.seq_length is needed with an expert_capacity_factor"
+    chosen, tokens = (
+        experts.experts_per_token,
+        parallel.padded_length(seq_length) // (parallel.tp_size * parallel.cp_size),
+    )
+    most = tokens * min(chosen, experts.num_experts // size)
+    rows = min(math.ceil(factor * even_rows(experts, parallel, seq_length)), most)
+    # The padding of all blocks together is a number of whole tokens, each with rows for all of its experts.
+    unit = chosen // math.gcd(chosen, size)
+    return ExpertBlocks(rows=-(-rows // unit) * unit, most_rows=most)
 
 
 def carried_features(config: MindVLConfig, parallel: ParallelConfig) -> int:

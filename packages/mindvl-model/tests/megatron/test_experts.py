@@ -4,10 +4,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from mindvl_model.parameters import initialize, initialize_parameter
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_qwen3_moe
+from mindvl_ops import use_backend
 from mindvl_ops.testing.fake_npu import FakeNpu
 
 Make = Callable[..., Any]
@@ -64,21 +66,55 @@ def test_initial_weights_of_an_expert_do_not_depend_on_its_rank(make_model: Make
 
 def test_the_host_waits_once_for_a_layer_also_if_it_is_recomputed(make_model: Make, fake_npu: FakeNpu) -> None:
     """The sizes of the all-to-all, on a group of one rank, which sends all rows to itself."""
+    from mindvl_model.megatron.expert_messages import ExpertMessages
     from mindvl_model.megatron.packing import PackedSequence
 
     layer = make_model(smallest_qwen3_moe()).language.decoder.layers[0].mlp
     layer.router.pack, layer.router.is_recomputed = PackedSequence(), True
+    layer.messages = ExpertMessages(8, 1, None, None)
     counts = torch.tensor([3, 0, 2, 0, 0, 1, 0, 4])
     with torch.no_grad():
-        first = layer._exchanged_sizes(counts)
+        first = layer._exchanged_sizes(counts, in_blocks=False)
     assert fake_npu.syncs == ["tolist"]
     assert (first[0].shape, first[1:]) == (torch.Size([1, 8]), ([10], [10]))
-    again = layer._exchanged_sizes(counts)
+    again = layer._exchanged_sizes(counts, in_blocks=False)
     assert fake_npu.syncs == ["tolist"]
     assert again is first
     assert not layer.router.pack.expert_rows  # nothing is kept after the backward pass
 
     layer.router.is_recomputed = False
-    layer._exchanged_sizes(counts)
+    layer._exchanged_sizes(counts, in_blocks=False)
     assert fake_npu.syncs == ["tolist"] * 2
     assert not layer.router.pack.expert_rows
+
+
+@pytest.mark.parametrize("rows", [16, 12])
+def test_with_blocks_the_host_waits_for_nothing_and_no_bit_changes(
+    make_model: Make, fake_npu: FakeNpu, rows: int
+) -> None:
+    """Forward and backward on a group of one rank, which sends all rows to itself."""
+    from mindvl_model.megatron.expert_messages import ExpertMessages
+    from mindvl_model.megatron.packing import PackedSequence
+    from mindvl_model.parallel_config import ExpertBlocks
+
+    layer = make_model(smallest_qwen3_moe()).language.decoder.layers[0].mlp
+    layer.router.pack = PackedSequence()
+    results = {}
+    for blocks in (None, ExpertBlocks(rows=rows, most_rows=16)):
+        layer.messages = messages = ExpertMessages(8, 1, 12.0, blocks)
+        tokens = torch.randn(6, 1, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        layer.zero_grad()
+        fake_npu.syncs.clear()
+        with use_backend("npu"):
+            output, _ = layer(tokens)
+            output.square().sum().backward()
+        waits = [one for one in fake_npu.syncs if one == "tolist"]
+        results[blocks] = output, tokens.grad, *(p.grad for p in layer.parameters())
+        if blocks is None:
+            assert len(waits) == 1
+            assert float(messages.take_factor(tokens.device)) == 1
+    assert not waits
+    assert all(torch.equal(*pair) for pair in zip(*results.values(), strict=True))
+    layer.eval()
+    layer(tokens)
+    assert "tolist" in fake_npu.syncs  # exact sizes outside of training

@@ -95,6 +95,22 @@ FOUR_PROCESSES = {
         DEEPSEEK, {"pp_size": 2, "virtual_stages": 2, "cp_size": 2, "ep_size": 2}
     ),
 }
+# Expert messages of fixed size, large enough for the routing of these packs.
+TWO_PROCESSES |= {
+    f"{name}, fixed sizes": replace(
+        TWO_PROCESSES[name], parallel=TWO_PROCESSES[name].parallel | {"expert_capacity_factor": factor}
+    )
+    for name, factor in (("tp ep, Qwen3-MoE", 1.9), ("cp ep, Qwen3-MoE", 2), ("dp ep, DeepSeek-V3", 1.9))
+}
+FOUR_PROCESSES |= {
+    f"{name}, fixed sizes": replace(
+        FOUR_PROCESSES[name], parallel=FOUR_PROCESSES[name].parallel | {"expert_capacity_factor": factor}
+    )
+    for name, factor in (
+        ("tp cp ep, Qwen3-MoE, images spread", 3),
+        ("interleaved pp, cp ep, DeepSeek-V3", 1.9),
+    )
+}
 
 
 def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
@@ -144,7 +160,9 @@ def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
                     packs=packs_of(case.config),
                     weights=alone(case.config)[1],
                     build_config=BuildConfig(
-                        parallel=ParallelConfig(**case.parallel), recompute=RecomputeConfig(kind=case.recompute)
+                        parallel=ParallelConfig(**case.parallel),
+                        recompute=RecomputeConfig(kind=case.recompute),
+                        seq_length=max(len(pack["input_ids"]) for pack in packs_of(case.config)),
                     ),
                     dp_size=case.dp_size,
                     trainable=case.trainable,
@@ -180,6 +198,16 @@ def test_two_processes_give_loss_gradients_and_routing_of_one(alone: Any, togeth
 @pytest.mark.parametrize("name", FOUR_PROCESSES)
 def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
     assert_equal(together(FOUR_PROCESSES)[name], alone(FOUR_PROCESSES[name].config)[0])
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", [name for name in (*TWO_PROCESSES, *FOUR_PROCESSES) if name.endswith(", fixed sizes")])
+def test_fixed_sizes_of_expert_messages_change_no_bit(together: Any, name: str) -> None:
+    of = together(TWO_PROCESSES if name in TWO_PROCESSES else FOUR_PROCESSES)
+    found, exact = of[name], of[name.removesuffix(", fixed sizes")]
+    assert (found.loss_sum, found.mtp_loss) == (exact.loss_sum, exact.mtp_loss)
+    assert all(torch.equal(found.gradients[key], exact.gradients[key]) for key in exact.gradients)
+    assert all(torch.equal(found.load[key], exact.load[key]) for key in exact.load)
 
 
 @pytest.mark.parametrize("recompute", [{"kind": "selective"}, {"kind": "full"}, {"kind": "full", "layers": 1}])

@@ -79,7 +79,12 @@ def resolve_run(config: RunConfig, num_processes: int) -> ResolvedRun:
     return ResolvedRun(
         config=config,
         model=model,
-        build=BuildConfig(parallel=parallel, recompute=config.recompute, dtype=DTYPES[config.precision]),
+        build=BuildConfig(
+            parallel=parallel,
+            recompute=config.recompute,
+            dtype=DTYPES[config.precision],
+            seq_length=config.data.packing.seq_length,
+        ),
         num_processes=num_processes,
         dp_size=dp_size,
         num_microbatches=config.global_batch_size // dp_size,

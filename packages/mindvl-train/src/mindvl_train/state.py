@@ -9,7 +9,9 @@ import torch
 from mindvl_train.interfaces import BatchSource
 from mindvl_train.validation.progress import ValidationProgress
 
-_COUNTERS = {"step", "loss_tokens", "tokens", "skipped", "consecutive_skips", "placeholders", "norms", "losses"}
+_COUNTERS = {
+    *("step", "loss_tokens", "tokens", "skipped", "consecutive_skips", "repeated", "placeholders", "norms", "losses"),
+}
 
 
 @dataclass
@@ -27,6 +29,7 @@ class TrainState:
     tokens: int = 0  # tokens so far, over all ranks, padding included
     skipped: int = 0  # skipped anomalous steps
     consecutive_skips: int = 0
+    repeated: int = 0  # steps that were computed twice, because rows did not fit into an expert message
     placeholders: int | None = 0  # failed samples so far, over all ranks; None: unknown, resumed from an older version
     norms: list[float] = field(default_factory=list)  # gradient norms of the last updates, oldest first
     losses: list[float] = field(default_factory=list)  # mean losses of the same steps

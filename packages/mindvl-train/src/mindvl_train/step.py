@@ -15,7 +15,7 @@ from mindvl_train.agreement import agree_on_failed_samples
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 from mindvl_train.megatron.optimizer import squared_norm, update
-from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
+from mindvl_train.megatron.pipeline import expert_overflow, finish_router_step, forward_backward, repeated_step
 from mindvl_train.parallel_state import ParallelState
 from mindvl_train.step_totals import StepTotals, reduce_totals
 
@@ -31,6 +31,7 @@ class StepReport:
     num_tokens: int  # tokens of this rank's packs with padding; 0 on all but the first rank of a model-parallel group
     packs: Sequence[Batch] = ()  # packs of this rank, the same on all ranks of its model-parallel group
     was_applied: bool = True  # False: an anomalous step that was skipped; its loss and loss tokens are 0
+    was_repeated: bool = False  # whether it was computed again, because rows did not fit into an expert message
     stop: bool = False  # whether a rank requested to stop the run after this step
 
 
@@ -53,25 +54,36 @@ def train_step(
         may_update: Called with the totals over all ranks, this rank's loss sum and its packs; must return the same
             value on every rank.
         should_stop: Called once, after the gradients are reduced; the report has the result over all ranks.
-        begin: Called at the start of each part of the step: data, compute, reduce, update.
+        begin: Called at the start of each part of the step: data, compute, reduce, update. A repeated step has the last
+            three twice.
 
     Raises:
         TrainError: The data is used up, or may_update ends the run; nothing was updated.
     """
     begin("data")
     microbatches = _next_packs(source, num_microbatches, ranks)
-    begin("compute")
-    for model in models:
-        model.zero_grad_buffer()  # type: ignore[operator]
-    optimizer.zero_grad()
-    loss_sum = forward_backward(models, microbatches, ranks.device, before_reduce=lambda: begin("reduce"))
-    begin("update")
     counted = microbatches if ranks.is_first_in_group else []
     num_loss_tokens = sum(batch.num_loss_tokens for batch in counted)
-    own_loss = (
-        loss_sum if ranks.tp_rank == 0 else torch.zeros_like(loss_sum)
-    )  # tensor-parallel ranks have the same loss
-    totals = reduce_totals(squared_norm(optimizer), own_loss, num_loss_tokens, stop=should_stop())
+
+    def compute(stop: Callable[[], bool]) -> tuple[Tensor, Tensor, StepTotals]:
+        """Gradients of the step; returns the loss sum of this rank, its part without replicas, and the totals."""
+        begin("compute")
+        for model in models:
+            model.zero_grad_buffer()  # type: ignore[operator]
+        optimizer.zero_grad()
+        loss_sum = forward_backward(models, microbatches, ranks.device, before_reduce=lambda: begin("reduce"))
+        begin("update")
+        # Tensor-parallel ranks have the same loss.
+        own_loss = loss_sum if ranks.tp_rank == 0 else torch.zeros_like(loss_sum)
+        square, overflow = squared_norm(optimizer), expert_overflow(models)
+        return loss_sum, own_loss, reduce_totals(square, own_loss, num_loss_tokens, stop=stop(), overflow=overflow)
+
+    loss_sum, own_loss, totals = compute(should_stop)
+    was_repeated = totals.overflowed
+    if was_repeated:
+        stop = totals.stop
+        with repeated_step(models):
+            loss_sum, own_loss, totals = compute(lambda: stop)
     was_applied = may_update(totals, loss_sum, microbatches)
     if was_applied:
         update(optimizer, learning_rate, totals.grad_norm)
@@ -84,6 +96,7 @@ def train_step(
         num_tokens=sum(len(batch.model_inputs()["input_ids"]) for batch in counted),
         packs=microbatches,
         was_applied=was_applied,
+        was_repeated=was_repeated,
         stop=totals.stop,
     )
 

@@ -16,9 +16,11 @@ from mindvl_model.megatron.blocks import (
     build_language_model,
     transformer_config,
 )
-from mindvl_model.megatron.experts import ExpertLayer, ExpertTransformerLayer
+from mindvl_model.megatron.expert_messages import ExpertMessages
+from mindvl_model.megatron.experts import ExpertLayer, ExpertTransformerLayer, connect_experts
 from mindvl_model.megatron.mla import MLATransformerConfig, latent_attention
 from mindvl_model.megatron.spec import layer_spec
+from mindvl_model.parallel_config import even_rows, expert_blocks
 
 
 def build_decoder(
@@ -43,7 +45,7 @@ def build_decoder(
     )
     dense = layer(mlp_bias=config.mlp_bias)
     last = dense if config.experts is None else layer(experts=ExpertLayer, module=ExpertTransformerLayer)
-    return build_language_model(
+    model = build_language_model(
         _transformer(config, build_config),
         config,
         pre_process=pre_process,
@@ -52,6 +54,13 @@ def build_decoder(
         layers=[dense] * config.num_dense_layers + [last] * (config.num_layers - config.num_dense_layers),
         mtp_layer=last if config.num_mtp_layers else None,
     )
+    parallel, seq_length = build_config.parallel, build_config.seq_length
+    if config.experts is not None and parallel.ep_size > 1:
+        even = None if seq_length is None else even_rows(config.experts, parallel, seq_length)
+        blocks = expert_blocks(config.experts, parallel, seq_length)
+        model.expert_messages = ExpertMessages(config.experts.num_experts, parallel.ep_size, even, blocks)
+        connect_experts(model, model.expert_messages)
+    return model
 
 
 def _transformer(config: LanguageConfig, build_config: BuildConfig) -> TransformerConfig:

@@ -31,6 +31,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from mindvl_model.language_config import LanguageConfig
+from mindvl_model.megatron.expert_messages import ExpertMessages
 from mindvl_model.megatron.mtp import MultiTokenPrediction, shifted
 from mindvl_model.megatron.output_layer import OutputLayer, num_loss_rows
 from mindvl_model.megatron.packing import IGNORE_INDEX, PackedSequence
@@ -206,6 +207,8 @@ class LanguageModel(GPTModel):
     Multi-token prediction layers are on the last stage, which then has a copy of the embedding. Their loss contributes
     to the gradients but is not part of the returned loss.
     """
+
+    expert_messages: ExpertMessages | None = None  # set if experts are on several ranks
 
     def __init__(
         self, config: TransformerConfig, *args: Any, mtp_spec: ModuleSpec | None = None, **kwargs: Any

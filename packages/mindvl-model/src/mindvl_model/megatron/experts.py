@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 import mindvl_ops as ops
+from mindvl_model.megatron.expert_messages import ExpertMessages, count
 from mindvl_model.megatron.router import Router
 from mindvl_model.megatron.spec import PreNormLayer, SwiGLU
 
@@ -41,7 +42,7 @@ class GroupedLinear(torch.nn.Module):
         self._forward_impl = ops.grouped_matmul  # named as in layers of megatron-core; quantized.py replaces it
 
     def forward(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
-        """Rows [M, in], sorted by expert -> [M, out]; `sizes` is the number of rows of each expert."""
+        """Rows [M, in], sorted by expert -> [M, out]; `sizes` is the number of rows of each expert, then of padding."""
         return self._forward_impl(rows, self.weight, sizes)
 
     def sharded_state_dict(
@@ -90,6 +91,7 @@ class ExpertLayer(MegatronModule):
         assert config.num_moe_experts is not None
         self.num_experts: int = config.num_moe_experts
         self.ep_size = config.expert_model_parallel_size
+        self.messages: ExpertMessages | None = None  # set by the model if ep_size > 1
         num_local = self.num_experts // self.ep_size
         self.router = Router(config)
         rank = parallel_state.get_expert_model_parallel_rank() if self.ep_size > 1 else 0
@@ -116,48 +118,71 @@ class ExpertLayer(MegatronModule):
         Rows [M, H] have one name from the first exchange to the last, so that each result frees the one before it.
         """
         weights, experts = self.router(tokens)
-        rows, slots = ops.moe_permute(tokens, experts)  # sorted by expert
-        counts = _count(experts, self.num_experts)
-        if self.ep_size == 1:
-            return ops.moe_unpermute(self.experts(rows, counts), slots, weights)
+        num_tokens, messages = len(tokens), self.messages
+        if messages is None:
+            rows, slots = ops.moe_permute(tokens, experts)  # sorted by expert
+            return ops.moe_unpermute(self.experts(rows, count(experts, self.num_experts)), slots, weights)
+        in_blocks = self.training and not messages.is_exact
+        if in_blocks:
+            tokens, weights, experts, counts = messages.padded(tokens, weights, experts)
+        else:
+            counts = count(experts, self.num_experts)
+        rows, slots = ops.moe_permute(tokens, experts)  # sorted by rank, then by expert
         group = parallel_state.get_expert_model_parallel_group()
-        arriving, sent, received = self._exchanged_sizes(counts)
+        arriving, sent, received = self._exchanged_sizes(counts, in_blocks=in_blocks)
         rows = all_to_all(group, rows, received, sent)
         expert = self._expert_of_rows(arriving, sum(received))
         rows, slots_here = ops.moe_permute(rows, expert)  # from (rank, expert) to (expert, rank)
         rows = self.experts(rows, arriving.sum(dim=0))
         rows = ops.moe_unpermute(rows, slots_here)
         rows = all_to_all(group, rows, sent, received)
-        return ops.moe_unpermute(rows, slots, weights)
+        output = ops.moe_unpermute(rows, slots, weights)
+        return output[:num_tokens] if in_blocks else output
 
     def _expert_of_rows(self, arriving: Tensor, num_rows: int) -> Tensor:
         """Local expert [M, 1] of the rows from all ranks, which are sorted by rank, then by expert."""
         local = torch.arange(arriving.shape[1], device=arriving.device).repeat(self.ep_size)
         return local.repeat_interleave(arriving.flatten(), output_size=num_rows)[:, None]
 
-    def _exchanged_sizes(self, counts: Tensor) -> tuple[Tensor, list[int], list[int]]:
-        """Exchange the numbers of rows [E]; one small message and one host wait, none in a recomputed pass.
+    def _exchanged_sizes(self, counts: Tensor, *, in_blocks: bool) -> tuple[Tensor, list[int], list[int]]:
+        """Exchange the numbers of rows, [E] or with padding [ep, E/ep + 1], in one small message.
 
-        The split sizes of an all-to-all are numbers on the host on every backend, and depend on the routing of this
-        layer: without dropped tokens or padding to a fixed capacity the host has to read them. A recomputed pass routes
-        the same tokens to the same experts, so it takes the sizes of the first pass.
+        The split sizes of an all-to-all are numbers on the host on every backend. Blocks have a fixed size; without them
+        the sizes depend on the routing of this layer, and the host waits for them. A recomputed pass routes the same
+        tokens to the same experts, so it takes the sizes of the first pass.
 
         Returns:
-            Rows from each rank for each expert of this rank [ep, E/ep]; rows sent to and received from each rank.
+            Rows from each rank for each expert of this rank, and its padding [ep, E/ep (+ 1)]; rows sent to and received
+            from each rank.
         """
         kept, number = self.router.pack.expert_rows, self.router.layer_number
         if torch.is_grad_enabled() and number in kept:
             known: tuple[Tensor, list[int], list[int]] = kept.pop(number)
             return known
-        arriving = torch.empty_like(counts)  # [ep * E/ep]
+        assert self.messages is not None
+        arriving = torch.empty_like(counts)
         group = parallel_state.get_expert_model_parallel_group()
         torch.distributed.all_to_all_single(arriving, counts, group=group)
-        by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
-        sent, received = by_rank.sum(dim=2).tolist()  # both with one wait
-        sizes = by_rank[1], sent, received
+        if in_blocks:
+            assert self.messages.blocks is not None
+            rows = [self.messages.blocks.rows] * self.ep_size
+            sizes = arriving, rows, rows
+        else:
+            by_rank = torch.stack((counts, arriving)).view(2, self.ep_size, -1)
+            sent, received = by_rank.sum(dim=2).tolist()  # both with one wait
+            if self.training:
+                self.messages.note_exact(sent)
+            sizes = by_rank[1], sent, received
         if self.router.is_first_of_two:
             kept[number] = sizes
         return sizes
+
+
+def connect_experts(model: torch.nn.Module, messages: ExpertMessages) -> None:
+    """Let all expert layers of a model or pipeline stage exchange rows by the same messages."""
+    for module in model.modules():
+        if isinstance(module, ExpertLayer):
+            module.messages = messages
 
 
 class ExpertTransformerLayer(PreNormLayer):
@@ -166,12 +191,6 @@ class ExpertTransformerLayer(PreNormLayer):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.mlp.router.pack = kwargs["packed_seq_params"]
         return super().forward(*args, **kwargs)
-
-
-def _count(experts: Tensor, num_experts: int) -> Tensor:
-    """Number of rows per expert [E] int64, computed without host synchronization."""
-    flat = experts.flatten().long()
-    return torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def _shared_expert(config: TransformerConfig) -> MLP:

@@ -32,6 +32,7 @@ from mindvl_train.step import StepReport
 logger = logging.getLogger(__name__)
 
 _ROUTER_FIGURES = ("load", "entropy", "bias_low", "bias_high", "aux_loss")
+_MANY_REPEATED = 0.02  # fraction of all steps above which a warning proposes a larger capacity
 
 
 class Sink(Protocol):
@@ -64,11 +65,13 @@ class Metrics:
         self.sinks, self.every_steps, self._ranks, self._facts = sinks, every_steps, ranks, facts
         self._models: list[Any] = [unwrap(model) for model in models]
         self._clock = StepClock(ranks.device, self._models)
+        messages = [model.language.expert_messages for model in self._models]
+        self._expert_messages = [one for one in messages if one is not None]
         # NPUs do not reduce float64; the sums of one report fit into float32.
         self._dtype = torch.float32 if ranks.device.type == "npu" else torch.float64
         for model in self._models:
             model.take_segment_losses()  # losses of earlier runs of the model
-        self._steps = 0
+        self._steps = self._repeated = 0
         self._counts = [0, 0]  # loss tokens, tokens
         self._counter = PackCounter(facts)
         self._reset()
@@ -86,6 +89,7 @@ class Metrics:
         counted = (step.num_loss_tokens, step.num_tokens)
         self._counts = [before + now for before, now in zip(self._counts, counted, strict=True)]
         self._steps += 1
+        self._repeated += step.was_repeated
         self._counter.add_step(step.packs)
         self._take_losses(step)
         if state.step % self.every_steps == 0 or report_now:
@@ -144,7 +148,7 @@ class Metrics:
         self._segment_losses: list[Tensor] = []  # [2, samples] of each pack, on ranks that compute losses
         self._classes: list[int] = []  # class of each of these samples
         self._since, self._saving_s, self._validating_s = time.perf_counter(), 0.0, 0.0
-        self._steps = 0
+        self._steps = self._repeated = 0
 
     def _report(self, state: TrainState, step: StepReport) -> float:
         elapsed = time.perf_counter() - self._since - self._saving_s - self._validating_s
@@ -189,6 +193,9 @@ class Metrics:
         depths = [(losses, labels) for losses, labels in sums["mtp"].reshape(-1, 2).tolist() if labels]
         if depths:
             report["mtp_loss"] = {str(depth): losses / labels for depth, (losses, labels) in enumerate(depths, start=1)}
+        if self._expert_messages:
+            report |= {"repeated_steps": state.repeated, "expert_capacity_needed": float(ranks[:, -1].max())}
+            self._warn_of_repeated(state, report["expert_capacity_needed"])
         factors = self._facts.rate_factors
         if factors:
             report["learning_rate_by_part"] = {part: step.learning_rate * factor for part, factor in factors.items()}
@@ -247,19 +254,35 @@ class Metrics:
         return figures
 
     def _gathered(self) -> Tensor:
-        """Values of all ranks [ranks, values]: coordinates, memory, phases of the timed step, work of each step."""
+        """Values of all ranks [ranks, values]: coordinates, memory, phases of the timed step, work of each step.
+
+        Models with experts on several ranks add the capacity that expert messages needed.
+        """
         seconds = self._clock.take() or dict.fromkeys(PHASES, math.nan)
         work = [value for pair in self._counter.work for value in pair]
         values = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
         own = torch.tensor(values, dtype=self._dtype, device=self._ranks.device)
+        needed = [messages.take_factor(own.device) for messages in self._expert_messages]
+        if needed:
+            own = torch.cat((own, torch.stack(needed).max().to(self._dtype)[None]))
         gathered = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
         dist.all_gather(gathered, own)
         return torch.stack(gathered).cpu()
 
+    def _warn_of_repeated(self, state: TrainState, needed: float) -> None:
+        if self._repeated and state.repeated > _MANY_REPEATED * state.step and self._ranks.is_first:
+            logger.warning(
+                "parallel.expert_capacity_factor: %d of the last %d steps were computed twice, because rows did not fit into "
+                "a message to their experts. Use at least %.2f.",
+                self._repeated,
+                self._steps,
+                math.ceil(100 * needed) / 100,
+            )
+
     def _of_ranks(self, ranks: Tensor) -> dict[str, Any]:
         phases_end = 4 + len(PHASES)
         used, peak = ranks[:, 2].max(), ranks[:, 3].max()
-        work = ranks[:, phases_end:].reshape(len(ranks), self._steps, 2).numpy()
+        work = ranks[:, phases_end : phases_end + 2 * self._steps].reshape(len(ranks), self._steps, 2).numpy()
         result: dict[str, Any] = {
             "imbalance": {
                 name: float(np.mean(of_rank.max(axis=0) / np.maximum(of_rank.mean(axis=0), 1e-30)))

@@ -42,8 +42,8 @@ def number_of(value: Tensor) -> bool | int | float:
 def numbers_of(value: Tensor) -> Any:
     """What the host reads from an array on the device."""
     function, known = running("_routed", "host_sizes", "reduce_totals")
-    if function == "reduce_totals":  # the last number counts the requests to stop
-        return [1.0] * (len(value) - 1) + [0.0]
+    if function == "reduce_totals":  # the last two numbers count overflows and requests to stop
+        return [1.0] * (len(value) - 2) + [0.0, 0.0]
     if function == "_routed":  # rows to and from each expert-parallel rank
         return _exchanged(len(known["rows"]), known["self"].num_experts, known["self"].ep_size, known["group"].rank())
     if function == "host_sizes":  # rows of each expert
