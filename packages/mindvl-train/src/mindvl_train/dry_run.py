@@ -24,7 +24,7 @@ from mindvl_train.config import RunConfig
 from mindvl_train.memory_warning import memory_warning
 from mindvl_train.reading import reads_of, start_timeout
 from mindvl_train.rehearsal.store import rehearsal_facts
-from mindvl_train.resolved_run import ResolvedRun, min_processes, resolve_run, tokenized_model
+from mindvl_train.resolved_run import ResolvedRun, capacity_warning, min_processes, resolve_run, tokenized_model
 from mindvl_train.schedule import learning_rate
 from mindvl_train.validation.overlap import validation_facts
 
@@ -120,6 +120,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
             stages.append(_count(run, models, predicted[rank], rank=rank))
     trained, all_parameters = _trained(config, model_config)
     has_data = not any(one.startswith("data.") for one in problems)
+    balance_warning = _narrow_balance(run) if has_data else ()
     return DryRun(
         phase=config.phase,
         out=str(config.out),
@@ -139,7 +140,7 @@ def dry_run(config: RunConfig, *, num_processes: int | None = None, from_stage: 
         start=_start(config, from_stage) | {"reads": _reads(run, from_stage)},
         validation=validation_facts(config, problems),
         data=_first_step(run) if has_data else None,
-        warnings=(*memory_warning(run, own_device, kernels), *(_narrow_balance(run) if has_data else ())),
+        warnings=(*memory_warning(run, own_device, kernels), *balance_warning, *capacity_warning(run)),
         problems=tuple(problems),
     )
 

@@ -11,7 +11,7 @@ import torch
 
 from mindvl_data import load_tokenizer
 from mindvl_model import MindVLConfig, ModelError, for_tokenizer
-from mindvl_model.parallel_config import BuildConfig, ParallelConfig, check_parallel, chunk_layers
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig, check_parallel, chunk_layers, expert_blocks
 from mindvl_model.vision.spread import spreading_wins
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
@@ -90,6 +90,24 @@ def resolve_run(config: RunConfig, num_processes: int) -> ResolvedRun:
         num_microbatches=config.global_batch_size // dp_size,
         chunk_layers=layers,
     )
+
+
+def capacity_warning(run: ResolvedRun) -> list[str]:
+    """What to know about `parallel.expert_capacity_factor` before the run starts; nothing if it works as usual."""
+    parallel, experts = run.parallel, run.model.language.experts
+    factor = parallel.expert_capacity_factor
+    if factor is None:
+        return []
+    where = f"parallel.expert_capacity_factor: {factor:g}"
+    blocks = expert_blocks(experts, parallel, run.config.data.packing.seq_length)
+    if blocks is None:
+        return [f"{where} has no effect with ep_size=1. Remove it, or set parallel.ep_size."]
+    if not blocks.can_overflow:
+        return [
+            f"{where}: messages have room for any routing with {blocks.rows:,} rows, so no step is repeated. Use a smaller "
+            "factor to send and store fewer rows."
+        ]
+    return []
 
 
 def with_tokenizer(run: ResolvedRun) -> ResolvedRun:

@@ -87,7 +87,15 @@ def in_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     """
     parallel, dp_size = parse_layout(name)
     kept = config.parallel
-    run = replace(config, parallel=replace(parallel, overlap=kept.overlap, spread_images=kept.spread_images))
+    run = replace(
+        config,
+        parallel=replace(
+            parallel,
+            overlap=kept.overlap,
+            spread_images=kept.spread_images,
+            expert_capacity_factor=kept.expert_capacity_factor,
+        ),
+    )
     processes = min_processes(parallel) if dp_size is None else parallel.model_parallel_size * dp_size
     try:
         resolve_run(run, processes)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from mindvl_model import MindVLConfig
 from mindvl_model.adapters import LoRAConfig
+from mindvl_model.parallel_config import ParallelConfig, expert_blocks
 from mindvl_model.parameters import PARTS, Part
 from mindvl_model.vision.positions import Grid
 from mindvl_model.vision.spread import assign_frames
@@ -122,6 +123,7 @@ class Setting:
     spread_images: bool = False
     recompute: Literal["none", "selective", "full"] = "none"  # as RecomputeConfig.kind
     expert_imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
+    expert_capacity_factor: float | None = None  # as ParallelConfig.expert_capacity_factor
 
     @property
     def tokens(self) -> int:
@@ -154,6 +156,18 @@ class Setting:
     def patches(self) -> int:
         """Number of patches of these images."""
         return sum(time * height * width for time, height, width in self.grids)
+
+    @cached_property
+    def expert_block_rows(self) -> int | None:
+        """Rows of all expert messages that a rank sends, and receives, with a fixed size; None: exact sizes."""
+        parallel = ParallelConfig(
+            tp_size=self.tp_size,
+            cp_size=self.cp_size,
+            ep_size=self.ep_size,
+            expert_capacity_factor=self.expert_capacity_factor,
+        )
+        blocks = expert_blocks(self.model.language.experts, parallel, self.pack.tokens)
+        return None if blocks is None else self.ep_size * blocks.rows
 
     @property
     def selective(self) -> bool:

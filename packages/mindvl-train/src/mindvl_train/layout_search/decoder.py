@@ -277,17 +277,22 @@ def _expert_mlp(setting: Setting, experts: ExpertsConfig) -> Block:
     hidden, ffn, chosen = language.hidden_size, experts.expert_ffn_hidden_size, experts.experts_per_token
     tokens, trained = setting.sliced, "language" in setting.trained
     pack, packs = wide * tokens * hidden, tokens * chosen
-    arrived = packs * (setting.expert_imbalance if setting.ep_size > 1 else 1.0)
+    computed = packs * (setting.expert_imbalance if setting.ep_size > 1 else 1.0)
+    # Messages of a fixed size have padding rows, which are stored and sent, but not multiplied.
+    in_blocks = setting.expert_block_rows
+    rows, arrived = (packs, computed) if in_blocks is None else (in_blocks, in_blocks)
     softmax = experts.router == "softmax"
-    routing = tokens * (4 * experts.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * packs
-    returned, exchange = wide * packs * hidden, wide * arrived * hidden
+    routing = tokens * (4 * experts.num_experts * (2 if softmax else 1) + 8 + 16 * chosen) + 16 * rows
+    returned, exchange = wide * rows * hidden, wide * arrived * hidden
     values = wide * arrived * ffn
     # Trained weights keep their inputs; the sort of exchanged rows on an NPU keeps its input, too.
     is_npu, is_exchanged = setting.kernels == "npu", setting.ep_size > 1
     kept = 2 * pack + 4 * tokens + routing + 2 * values + returned + trained * (exchange + values)
     kept += exchange * (is_npu and is_exchanged)
+    padded = 0.0 if in_blocks is None else wide * hidden * in_blocks / chosen  # tokens with those that fill the blocks
+    kept += padded * is_npu  # the sort keeps them there
     forward, backward = gated_activation(setting, arrived, ffn)
-    sent = 2 * setting.ring(setting.ep_size) * wide * packs * hidden
+    sent = 2 * setting.ring(setting.ep_size) * wide * rows * hidden
     counts = layers_of(language)[-1]
     gradient = setting.weight_gradient(2 * hidden * ffn * experts.num_experts / setting.ep_size) if trained else 0.0
     combine = 2 * returned * (0 if is_npu else 2 if wide == 2 else 1)  # sums over the experts of a token are fp32
@@ -298,7 +303,7 @@ def _expert_mlp(setting: Setting, experts: ExpertsConfig) -> Block:
         experts=counts.experts // setting.ep_size,
         kept=kept,
         routed=kept - 2 * pack,
-        forward_peak=kept + 2 * pack + max(combine, forward, exchange),
+        forward_peak=kept + 2 * pack + padded + max(combine, forward, exchange),
         backward_peak=2 * pack
         + (
             # Gradients of the returned rows; of the sorted ones; then one weight at a time, when the inputs of both are free.
@@ -306,8 +311,8 @@ def _expert_mlp(setting: Setting, experts: ExpertsConfig) -> Block:
             if is_npu and is_exchanged
             else max(combine + exchange, exchange + backward, learning)
         ),
-        matmul=2 * tokens * hidden * experts.num_experts + 6 * arrived * hidden * ffn,
-        elementwise=7 * pack + 8 * wide * packs * hidden + 3 * wide * arrived * ffn,
+        matmul=2 * tokens * hidden * experts.num_experts + 6 * computed * hidden * ffn,
+        elementwise=7 * pack + 8 * wide * rows * hidden + 2 * padded + 3 * wide * arrived * ffn,
         sent=Traffic(ep=sent),
     )
     if not counts.shared_experts:

@@ -103,6 +103,7 @@ def predict(job: Job, kernels: Kernels) -> list[Memory]:
         ep_size=parallel.ep_size,
         spread_images=bool(parallel.spread_images),
         recompute=config.recompute.kind,
+        expert_capacity_factor=parallel.expert_capacity_factor,
     )
     ledger, size = Ledger(setting), parallel.pp_size
     chunks = parts_of(setting).chunks(run.chunk_layers)

@@ -53,6 +53,7 @@ class Request:
     trained: tuple[Part, ...] = TRAINABLE["multitask"]
     lora: LoRAConfig | None = None  # adapters of the trained parts
     wide: int = 2
+    expert_capacity_factor: float | None = None  # of all layouts of the search
 
     def __post_init__(self) -> None:
         if self.max_pixels is None:
@@ -95,6 +96,7 @@ class Request:
             trained=self.trained,
             lora=self.lora,
             wide=self.wide,
+            expert_capacity_factor=self.expert_capacity_factor,
         )
 
 
@@ -111,6 +113,7 @@ def request_of(config: RunConfig, machine: Machine) -> Request:
         trained=config.trained_parts,
         lora=config.adapter,
         wide=2 if config.precision == "bf16" else 4,
+        expert_capacity_factor=config.parallel.expert_capacity_factor,
     )
     if data.text_share is None:
         return request

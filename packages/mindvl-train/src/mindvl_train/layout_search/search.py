@@ -41,6 +41,7 @@ class Task:
     lora: LoRAConfig | None = None  # adapters of the trained parts
     wide: int = 2  # bytes of a weight
     expert_imbalance: float = 1.3  # tokens of the busiest expert-parallel rank over the mean, for the memory estimate
+    expert_capacity_factor: float | None = None  # of all layouts of the search
 
     @property
     def limit(self) -> float:
@@ -168,7 +169,14 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
                         refused[f"ep_size does not divide {num_experts} experts and the ranks of a stage"] += 1
                         continue
                     for virtual in _virtual(task, pp, task.global_batch_size // dp, refused):
-                        yield ParallelConfig(tp_size=tp, cp_size=cp, pp_size=pp, ep_size=ep, virtual_stages=virtual)
+                        yield ParallelConfig(
+                            tp_size=tp,
+                            cp_size=cp,
+                            pp_size=pp,
+                            ep_size=ep,
+                            virtual_stages=virtual,
+                            expert_capacity_factor=task.expert_capacity_factor if ep > 1 else None,
+                        )
 
 
 def spreads(task: Task, parallel: ParallelConfig) -> list[ParallelConfig]:
@@ -350,7 +358,8 @@ def _fewest(
 
 def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache) -> _Settings:
     spread, kind = bool(parallel.spread_images), recompute.kind
-    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, spread, kind)
+    factor = parallel.expert_capacity_factor
+    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, factor, spread, kind)
     if key not in cache:
         memory = Setting(
             model=task.model,
@@ -365,6 +374,7 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
             spread_images=spread,
             recompute=kind,
             expert_imbalance=task.expert_imbalance,
+            expert_capacity_factor=factor,
         )
         usual = replace(memory, pack=task.usual_pack, expert_imbalance=1.0)
         cache[key] = _Settings(Ledger(memory), parts_of(memory), Clock(task.machine, usual), parts_of(usual))
