@@ -145,7 +145,7 @@ def search(task: Task, *, keep: int = 10) -> Search:
 
 
 def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
-    """All valid combinations of sizes, without `stage_layers` and `spread_images`."""
+    """All valid combinations of sizes, without `stage_layers` and what `spreads` adds."""
     language, machine = task.model.language, task.machine
     num_experts = language.experts.num_experts if language.experts is not None else 0
     for tp in _powers(machine.num_devices):
@@ -169,22 +169,15 @@ def layouts(task: Task, refused: Counter[str]) -> Iterator[ParallelConfig]:
                         refused[f"ep_size does not divide {num_experts} experts and the ranks of a stage"] += 1
                         continue
                     for virtual in _virtual(task, pp, task.global_batch_size // dp, refused):
-                        yield ParallelConfig(
-                            tp_size=tp,
-                            cp_size=cp,
-                            pp_size=pp,
-                            ep_size=ep,
-                            virtual_stages=virtual,
-                            expert_capacity_factor=task.expert_capacity_factor if ep > 1 else None,
-                        )
+                        yield ParallelConfig(tp_size=tp, cp_size=cp, pp_size=pp, ep_size=ep, virtual_stages=virtual)
 
 
 def spreads(task: Task, parallel: ParallelConfig) -> list[ParallelConfig]:
     """The layout with a split vision encoder, if that is valid, and with images spread over tp and cp ranks."""
     tp, cp = parallel.tp_size, parallel.cp_size
-    can_split = _refusal(task, tp, cp, spread_images=False) is None
-    values = [False] * can_split + [True] * (tp * cp > 1)
-    return [replace(parallel, spread_images=value) for value in values]
+    values = [False] * (_refusal(task, tp, cp, spread_images=False) is None) + [True] * (tp * cp > 1)
+    factor = task.expert_capacity_factor if parallel.ep_size > 1 else None
+    return [replace(parallel, spread_images=value, expert_capacity_factor=factor) for value in values]
 
 
 def evaluate(
@@ -357,9 +350,9 @@ def _fewest(
 
 
 def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, cache: Cache) -> _Settings:
-    spread, kind = bool(parallel.spread_images), recompute.kind
-    factor = parallel.expert_capacity_factor
-    key = (parallel.tp_size, parallel.cp_size, parallel.ep_size, factor, spread, kind)
+    split = ("tp_size", "cp_size", "ep_size", "expert_capacity_factor")
+    sizes: dict[str, Any] = {name: getattr(parallel, name) for name in split}
+    key = (*sizes.values(), spread := bool(parallel.spread_images), kind := recompute.kind)
     if key not in cache:
         memory = Setting(
             model=task.model,
@@ -368,13 +361,10 @@ def _settings(task: Task, parallel: ParallelConfig, recompute: RecomputeConfig, 
             lora=task.lora,
             wide=task.wide,
             kernels=task.machine.kernels,
-            tp_size=parallel.tp_size,
-            cp_size=parallel.cp_size,
-            ep_size=parallel.ep_size,
+            **sizes,
             spread_images=spread,
             recompute=kind,
             expert_imbalance=task.expert_imbalance,
-            expert_capacity_factor=factor,
         )
         usual = replace(memory, pack=task.usual_pack, expert_imbalance=1.0)
         cache[key] = _Settings(Ledger(memory), parts_of(memory), Clock(task.machine, usual), parts_of(usual))
