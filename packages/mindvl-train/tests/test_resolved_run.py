@@ -12,7 +12,7 @@ from mindvl_model import LanguageConfig
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, TrainError, run_training
-from mindvl_train.resolved_run import min_processes, resolve_run
+from mindvl_train.resolved_run import capacity_warning, min_processes, resolve_run
 
 Make = Callable[..., RunConfig]
 
@@ -134,3 +134,14 @@ def test_a_run_is_refused_before_anything_is_started(make_config: Make, monkeypa
     with pytest.raises(TrainError, match=r"global_batch_size: 2 is not divisible by dp_size=3"):
         run_training(config)
     assert not config.out.exists()
+
+
+def test_a_capacity_without_effect_or_without_overflow_is_named(recipe: Make) -> None:
+    """96 tokens with two experts each on four ranks: 48 rows are even, and at most 192 rows are for one rank."""
+    experts = smallest_qwen3_moe().language
+    assert capacity_warning(resolve_run(recipe(experts, ep_size=4), 4)) == []
+    assert capacity_warning(resolve_run(recipe(experts, ep_size=4, expert_capacity_factor=3.9), 4)) == []
+    (alone,) = capacity_warning(resolve_run(recipe(experts, expert_capacity_factor=1.5), 4))
+    assert "parallel.expert_capacity_factor: 1.5 has no effect with ep_size=1" in alone
+    (large,) = capacity_warning(resolve_run(recipe(experts, ep_size=4, expert_capacity_factor=5), 4))
+    assert "room for any routing with 192 rows, so no step is repeated" in large
