@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,27 @@ def test_the_loss_is_the_mean_over_loss_tokens_since_the_last_report() -> None:
     assert sink.reports[2]["seconds_per_step"] < 0  # a save is no part of a step
     assert sink.reports[0]["seconds_per_step"] == pytest.approx(100 / sink.reports[0]["tokens_per_s"], rel=1e-6)
     assert (state.loss_tokens, state.tokens, sink.closed) == (13, 400, True)
+
+
+def test_many_repeated_steps_are_named_with_the_capacity_that_is_enough(caplog: pytest.LogCaptureFixture) -> None:
+    from mindvl_model import set_up_device
+    from mindvl_model.megatron.expert_messages import ExpertMessages
+
+    sink, state = Kept(), TrainState(models=[], optimizer=None, source=None)  # type: ignore[arg-type]
+    facts = RunFacts(model=smallest_config(), sources=("pages",), seq_length=96)
+    with process_groups(set_up_device(), seed=0) as ranks:
+        metrics = Metrics([sink], 1, ranks, facts)
+        metrics._expert_messages = [ExpertMessages(8, 2, 4.0, None), ExpertMessages(8, 2, 4.0, None)]
+        for most, repeated, steps in ((9, 1, 100), (7, 3, 100), (5, 3, 101), (5, 4, 101)):
+            metrics._expert_messages[1].note_exact([most])
+            was_repeated, state.repeated, state.step = repeated > state.repeated, repeated, steps
+            metrics.add(state, replace(step_of(6.0, 2), was_repeated=was_repeated), report_now=True)
+    found = [(report["expert_capacity_needed"], report["repeated_steps"]) for report in sink.reports]
+    assert found == [(2.25, 1), (1.75, 3), (1.25, 3), (1.25, 4)]
+    warnings = [record.getMessage() for record in caplog.records if "expert_capacity_factor" in record.getMessage()]
+    assert len(warnings) == 2  # more than 2 % of all steps, and new ones
+    assert "1 of the last 1 steps were computed twice" in warnings[0]
+    assert warnings[0].endswith("Use at least 1.75.")
 
 
 def test_a_full_disk_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
