@@ -85,8 +85,7 @@ def train(
             begin=begin_part,
         )
         begin_part("report")
-        state.step += 1
-        state.repeated += report.was_repeated
+        state.step, state.repeated = state.step + 1, state.repeated + report.was_repeated
         used_up = state.step < steps and state.source.is_used_up()
         # A step that a stop leaves without validation is validated when the run resumes.
         outcome = "stopped" if report.stop else validate()

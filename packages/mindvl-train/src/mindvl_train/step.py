@@ -15,7 +15,8 @@ from mindvl_train.agreement import agree_on_failed_samples
 from mindvl_train.errors import TrainError
 from mindvl_train.interfaces import Batch, BatchSource
 from mindvl_train.megatron.optimizer import squared_norm, update
-from mindvl_train.megatron.pipeline import expert_overflow, finish_router_step, forward_backward, repeated_step
+from mindvl_train.megatron.pipeline import finish_router_step, forward_backward
+from mindvl_train.megatron.repeated_step import expert_overflow, repeated_step
 from mindvl_train.parallel_state import ParallelState
 from mindvl_train.step_totals import StepTotals, reduce_totals
 

@@ -2,7 +2,6 @@
 """Forward and backward over the microbatches of one step, or forward alone, by megatron-core's schedule."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
-from mindvl_model.megatron.router import routers
 from mindvl_model.placeholders import check_placeholders
 from mindvl_train.interfaces import Batch
 from mindvl_train.staging import staged
@@ -159,33 +157,3 @@ def finish_router_step(models: Sequence[torch.nn.Module], *, was_applied: bool) 
     for model in models:
         inner: Any = unwrap_model(model)
         inner.finish_router_step(move_bias=was_applied)
-
-
-def expert_overflow(models: Sequence[torch.nn.Module]) -> Tensor | None:
-    """Whether rows of tokens did not fit into expert messages of fixed size, scalar on the device; None: they always fit."""
-    found = [flag for messages in _expert_messages(models) if (flag := messages.overflow()) is not None]
-    return torch.stack(found).any() if found else None
-
-
-@contextmanager
-def repeated_step(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Forget the router counts and losses that were not taken yet; in the block, expert messages have their exact size."""
-    for model in models:
-        inner: Any = unwrap_model(model)
-        inner.take_segment_losses()
-        inner.take_mtp_loss()
-        for router in routers(inner):
-            router.take_tally()
-    for messages in _expert_messages(models):
-        messages.discard()
-        messages.is_exact = True
-    try:
-        yield
-    finally:
-        for messages in _expert_messages(models):
-            messages.is_exact = messages.blocks is None
-
-
-def _expert_messages(models: Sequence[torch.nn.Module]) -> list[Any]:
-    found = [unwrap_model(model).language.expert_messages for model in models]
-    return [messages for messages in found if messages is not None]
