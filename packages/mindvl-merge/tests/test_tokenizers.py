@@ -75,7 +75,7 @@ def test_old_tokenizers_are_compared_as_files(compare):
 
 def test_a_model_without_tokenizer_is_a_warning(compare):
     (found,) = compare({"tokenizer.json": TOKENIZER}, {"config.json": "{}"})
-    assert (found.key, found.other, found.is_refused) == ("tokenizer", "nothing", False)
+    assert (found.key, found.other, found.is_refused) == ("tokenizer", "absent", False)
 
 
 def test_other_special_tokens_are_warnings(compare):
@@ -143,4 +143,4 @@ def test_a_tokenizer_saved_again_by_another_version_does_not_differ(tmp_path):
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(document))
     assert tokenizer_differences(tmp_path / "old", tmp_path / "new") == []
     (found,) = tokenizer_differences(tmp_path / "old", tmp_path / "other")
-    assert (found.key, found.first, found.other) == ("pre_tokenizer", "True", "nothing")
+    assert (found.key, found.first, found.other) == ("pre_tokenizer", "True", "absent")

@@ -14,7 +14,7 @@ from .errors import DirectoryError
 from .files import read_json, regular_file, same_bytes
 from .spellings import language_section, one_spelling, same_sections
 
-MISSING = "nothing"
+MISSING = "absent"
 
 _WITHOUT_EFFECT = {  # keys and sections of config.json; the merged model keeps the value of the first model
     "_attn_implementation",
