@@ -2,6 +2,7 @@
 """`mindvl merge` by arguments and by recipe."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -112,6 +113,11 @@ def test_a_dry_run_measures_and_writes_nothing(models, tmp_path):
     assert (found["read_bytes"], found["written_bytes"]) == (16, 8)
     assert found["seconds"] > 0
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_dry_run_of_a_small_merge_prints_bytes_and_seconds_in_readable_units(models, tmp_path):
+    result = CliRunner().invoke(merge, [*models, "--out", str(tmp_path / "out"), "--dry-run"])
+    assert re.search(r"reads [\d.]+ kB at [\d.]+ [kMG]B/s, writes [\d.]+ kB at .*: about [\d.]+ m?s\n", result.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import click
 
 from mindvl_cli.commands.options import TRUST_REMOTE_CODE, RenamedChoice
 from mindvl_cli.progress import reported_progress
+from mindvl_cli.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from mindvl_merge import MergeConfig
@@ -219,17 +220,17 @@ def _announce(config: "MergeConfig", *, is_always: bool) -> dict[str, float]:
 
     found = estimate(config, measure_above_bytes=0 if is_always else _LARGE_BYTES)
     known = found.as_dict()
+    read, written = bytes_text(known["read_bytes"]), bytes_text(known["written_bytes"])
     if "seconds" in known:
+        minutes = known["seconds"] / 60
         click.echo(
-            f"reads {known['read_bytes'] / 1e9:,.1f} GB at {known['read_bytes_per_s'] / 1e9:.2f} GB/s, writes "
-            f"{known['written_bytes'] / 1e9:,.1f} GB at {known['written_bytes_per_s'] / 1e9:.2f} GB/s: about "
-            f"{known['seconds'] / 60:,.1f} minutes",
+            f"reads {read} at {bytes_text(known['read_bytes_per_s'])}/s, writes {written} at "
+            f"{bytes_text(known['written_bytes_per_s'])}/s: about "
+            f"{f'{minutes:,.1f} minutes' if minutes >= 1 else seconds_text(known['seconds'])}",
             err=True,
         )
     elif is_always:
-        click.echo(
-            f"reads {known['read_bytes'] / 1e6:,.1f} MB, writes {known['written_bytes'] / 1e6:,.1f} MB", err=True
-        )
+        click.echo(f"reads {read}, writes {written}", err=True)
     return known
 
 
