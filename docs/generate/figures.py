@@ -47,7 +47,7 @@ def architecture() -> str:
     drawing = Drawing(790, 330)
     drawing.box(10, 20, 120, 56, "images, text", "LLaVA, parquet, ...")
     drawing.box(170, 20, 130, 56, "shards + index", "mindvl data write", color="text")
-    drawing.box(340, 20, 130, 56, "data order", "packs of each step", color="text")
+    drawing.box(340, 20, 130, 56, "data order", "which sample when", color="text")
     drawing.box(510, 20, 150, 56, "loader", "decode, tokenize, pack", color="text")
     for left in (130, 300, 470):
         drawing.arrow((left, 48), (left + 38, 48))
@@ -56,7 +56,7 @@ def architecture() -> str:
     drawing.box(170, 130, 490, 86, color="plain", strong=0.08)
     drawing.box(182, 150, 110, 50, "vision encoder", "window attention", color="image")
     drawing.box(310, 150, 90, 50, "projector", "2x2 patches", color="image")
-    drawing.box(418, 150, 130, 50, "language model", "Qwen3, DeepSeek-V3", color="image")
+    drawing.box(418, 150, 130, 50, "language model", "Qwen3, Llama, ...", color="image")
     drawing.box(566, 150, 82, 50, "loss", "summed", color="image")
     for left, right in ((292, 308), (400, 416), (548, 564)):
         drawing.arrow((left, 175), (right, 175))
@@ -76,6 +76,7 @@ def architecture() -> str:
     drawing.arrow((170, 284), (132, 284))
     drawing.text(321, 246, "mindvl convert", anchor="middle", size=10)
     drawing.text(151, 246, "mindvl merge", anchor="middle", size=10)
+    drawing.text(70, 322, "mindvl-merge", anchor="middle", bold=True)
     drawing.text(670, 284, "mindvl-train", bold=True)
     return drawing.svg()
 
@@ -127,7 +128,7 @@ def sample(pack: Batch, tokens: list[str]) -> str:
         f"loss: the sum over {sum(label != IGNORE_INDEX for label in labels)} loss tokens; the step divides by"
         " the number of loss tokens of all packs and ranks",
     )
-    drawing.text(10, top + 142, "orange: visual token   blue: text token   green: loss token", size=10)
+    drawing.text(10, top + 142, "orange: visual token, blue: text token, green: loss token", size=10)
     return drawing.svg()
 
 
@@ -156,7 +157,7 @@ def packed_sequence(pack: Batch, placeholders: tuple[int, ...]) -> str:
         drawing.line(50 + scale * last, 16, 50 + scale * last, 48 + side)
         drawing.line(28, 48 + scale * last, 50 + side, 48 + scale * last)
     drawing.text(50, 10, "keys", size=10)
-    drawing.text(32, 364, "queries run downwards; a filled cell means that the query attends to the key", size=10)
+    drawing.text(32, 364, "queries run downwards", size=10)
     right = 400
     drawing.text(right, 40, f"One packed sequence of {total} tokens", bold=True, size=13)
     lines = [
@@ -168,9 +169,8 @@ def packed_sequence(pack: Batch, placeholders: tuple[int, ...]) -> str:
     ]
     for number, line in enumerate(lines):
         drawing.text(right, 66 + 20 * number, line, size=12)
-    for number, (color, what) in enumerate(
-        [("image", "visual tokens"), ("text", "text tokens"), ("label", "loss tokens"), ("pad", "padding")]
-    ):
+    legend = [("image", "visual tokens"), ("text", "text tokens"), ("label", "loss tokens, above the keys")]
+    for number, (color, what) in enumerate([*legend, ("plain", "the query attends to the key")]):
         drawing.cell(right, 184 + 22 * number, 14, 14, color, 0.8)
         drawing.text(right + 22, 191 + 22 * number, what, size=12)
     return drawing.svg()
@@ -225,11 +225,9 @@ def pipeline(size: int = 4, virtual: int = 2, num_microbatches: int = 8) -> str:
     drawing = Drawing(760, 330)
     _draw_schedule(drawing, 24, size, 1, num_microbatches)
     _draw_schedule(drawing, 176, size, virtual, num_microbatches)
+    drawing.text(8, 308, "Time runs to the right; numbers are microbatches; empty: pipeline bubble.", size=10)
     drawing.text(
-        8,
-        318,
-        "Blue: forward, orange: backward (twice as long); darker: the second chunk of the rank. Empty: pipeline bubble.",
-        size=10,
+        8, 322, "Blue: forward, orange: backward (twice as long); darker: the second chunk of the rank.", size=10
     )
     return drawing.svg()
 
@@ -243,7 +241,7 @@ def _draw_schedule(drawing: Drawing, top: int, size: int, virtual: int, num_micr
     scale = 690 / (1.5 * (size + num_microbatches) * 2)
     for rank, is_forward, chunk, microbatch, start, end in times:
         color = "text" if is_forward else "image"
-        x, width = 62 + scale * start, scale * (end - start)
+        x, width = 68 + scale * start, scale * (end - start)
         drawing.cell(x, top + 30 * rank, width - 1, 26, color, 0.8 if chunk else 0.45)
         if width > 9:
             drawing.text(x + width / 2, top + 30 * rank + 13, str(microbatch), anchor="middle", size=9)
