@@ -25,7 +25,8 @@ from mindvl_train.devices import find_device
 from mindvl_train.layout_search import BUDGETS, Machine, Request, Task, days, evaluate, largest_pixels, room, search
 from mindvl_train.layout_search.attention import Heads, attention_core, padded_size
 from mindvl_train.layout_search.blocks import Block, Kernels, Setting, joined
-from mindvl_train.layout_search.memory import Ledger, recomputed, schedule, stretch_of
+from mindvl_train.layout_search.decoder import head_block
+from mindvl_train.layout_search.memory import Ledger, _with_recomputation, recomputed, schedule, stretch_of
 from mindvl_train.layout_search.packs import Pack, typical_pack
 from mindvl_train.layout_search.search import layouts, remedies, spreads, with_stage_layers
 from mindvl_train.layout_search.stages import Parts, balanced_counts, parts_of
@@ -214,6 +215,27 @@ def test_a_recomputed_layer_keeps_its_input_and_needs_the_rest_in_backward() -> 
     layer = Block(name="layer", part="language", kept=50.0, boundary=5.0, forward_peak=60.0, backward_peak=20.0)
     again = recomputed(layer)
     assert (again.kept, again.backward_peak) == (5.0, 70.0)
+
+
+def test_the_vision_encoder_is_recomputed_with_any_number_of_language_layers() -> None:
+    task, parallel = _request().task(), ParallelConfig(spread_images=False)
+    chunk, *_ = parts_of(Setting(model=task.model, pack=task.full_pack)).chunks((36,))
+    kept = [
+        stretch_of(_with_recomputation(chunk, RecomputeConfig(kind="full", layers=layers))).kinds["vision"]
+        for layers in (None, 1)
+    ]
+    assert kept[0] == kept[1] < chunk.before[1][0].kept * 2
+    seconds = [
+        evaluate(task, parallel, RecomputeConfig(kind="full", layers=layers)).time.recompute
+        for layers in (34, 35, None)
+    ]
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])  # one layer each
+
+
+def test_the_loss_needs_no_more_than_two_float32_copies_of_few_logits() -> None:
+    model = named_config("mindvl-8b")
+    head = head_block(Setting(model=model, pack=Pack(segments=(1000,), grids=(), num_loss_tokens=16)))
+    assert head.forward_peak - head.kept == 2 * 4 * 16 * model.language.vocab_size
 
 
 @pytest.mark.parametrize(("rank", "in_flight"), [(0, 4), (1, 3), (3, 1)])

@@ -127,7 +127,7 @@ def _loss_memory(setting: Setting, logits: float) -> tuple[float, float, float]:
         return 0.0, min(pieces, 1.5 * 4 * logits), min(pieces + chunk, 2.5 * 4 * logits) + sums + weight
     if setting.tp_size == 1 and wide == 4 and 4 * logits <= chunk:  # PyTorch's cross entropy
         return 4 * logits, 4 * logits, 8 * logits
-    chunks = chunk if wide == 4 else 2 * chunk
+    chunks = min(chunk, 4 * logits) * (1 if wide == 4 else 2)
     return wide * logits, chunks, wide * logits + (chunks if wide < 4 else 0.0)
 
 

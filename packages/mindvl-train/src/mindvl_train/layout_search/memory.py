@@ -228,9 +228,8 @@ def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Ru
             yield block, count - away
         yield from chunk.after
         return
-    whole = recompute.layers is None
-    for block, count in chunk.before:
-        yield recomputed(block) if whole and block.name == "vision layer" else block, count
+    for block, count in chunk.before:  # of the vision encoder all layers, whatever `layers` is
+        yield recomputed(block) if block.name == "vision layer" else block, count
     left = chunk.num_layers if recompute.layers is None else recompute.layers
     for block, count in chunk.layers:
         again = min(left, count)

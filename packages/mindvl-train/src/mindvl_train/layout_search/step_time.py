@@ -169,12 +169,10 @@ class Clock:
             again = min(left, count)
             left -= again
             seconds += again * self.cost(block).forward
-        if recompute.layers is None:
-            vision_layers = [
-                (block, count) for block, count in chunk.before if block.name == "vision layer" and block.trained
-            ]
-            seconds += sum(count * self.cost(block).forward for block, count in vision_layers)
-        return seconds
+        vision_layers = [
+            (block, count) for block, count in chunk.before if block.name == "vision layer" and block.trained
+        ]
+        return seconds + sum(count * self.cost(block).forward for block, count in vision_layers)
 
     def _cost(self, block: Block) -> Cost:
         machine, setting = self.machine, self.setting
