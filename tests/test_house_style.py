@@ -25,7 +25,7 @@ NO_TEST_NEEDED = {"__init__.py", "config.py", "errors.py", "types.py", "interfac
 # Source file (below src) -> test that covers it (below tests), where the mirrored place would be the wrong one.
 TESTED_ELSEWHERE = {
     "mindvl_cli/demo/settings.py": "demo/test_recipe.py",
-    "mindvl_data/formats/record.py": "formats/test_llava.py",
+    "mindvl_data/formats/record.py": "formats/test_conversation.py",
     "mindvl_ops/precision.py": "test_norm.py",
 }
 

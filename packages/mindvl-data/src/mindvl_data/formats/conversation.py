@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One record of a conversation file, whichever tool wrote it.
+"""Conversations as JSON lines or as a JSON list, whichever tool wrote them: the formats `llava` and `messages`.
 
-Used by llava.py and messages.py, so that both names read all of these:
+Both names read all of these records:
 
-- `conversations`: LLaVA and ShareGPT, `{"from", "value"}` turns with `<image>` and `<video>` placeholders;
+- `conversations`: LLaVA and ShareGPT, `{"from", "value"}` turns with `<image>` and `<video>` placeholders. Optional `boxes`
+  ([x1, y1, x2, y2]) and `points` ([x, y]) are in pixels of the original image; the text refers to them as `<box:0>` and
+  `<point:0>`. For an image other than the first, an entry is `{"image": 1, "xyxy": [...]}` (or `xy`);
 - `messages`: OpenAI style, `{"role", "content"}`, where content is a text, also with placeholders (LLaMA-Factory, ms-swift), or a
-  list of parts, which may hold file names, data URLs or addresses;
+  list of parts (`text`, `image`, `video`, `box`, `point`, see samples.py), which may hold file names, data URLs or addresses;
 - `instruction`, `input`, `output`, `system`, `history`: Alpaca;
 - a question and an answer, or a caption, with names of media, as in tables (columns.py).
 
 Media are listed in `image(s)` and `video(s)`. If no text mentions them, they precede the first text of the user.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,26 @@ from mindvl_data.formats.record import (
     MEDIA_TYPES,
     Origin,
     RecordError,
+    Records,
     SourceRecord,
+    each_row,
     extras,
     media_in_order,
     media_paths,
+    read_json,
 )
 from mindvl_data.formats.table import named_media
 from mindvl_data.formats.turns import messages_of_turns, parts_of_text
 
 _USED = ("messages", "conversations", "image", "images", "video", "videos", "boxes", "points")
 _ALPACA = ("instruction", "input", "output", "system", "history")
+
+
+def read_conversations(path: Path, image_root: Path | None) -> Records:
+    """Read a file; names of media are relative to `image_root` or else to the directory of the file."""
+    total, rows = read_json(path)
+    root = path.parent if image_root is None else image_root
+    return Records(total=total, records=each_row(rows, partial(conversation_record, root)))
 
 
 def conversation_record(root: Path, origin: Origin, row: dict[str, Any]) -> SourceRecord:

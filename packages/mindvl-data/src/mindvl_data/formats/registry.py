@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindvl_data.formats.classes import read_classes
+from mindvl_data.formats.conversation import read_conversations
 from mindvl_data.formats.datasets import read_datasets
 from mindvl_data.formats.imagefolder import read_imagefolder
-from mindvl_data.formats.llava import read_llava
-from mindvl_data.formats.messages import read_messages
 from mindvl_data.formats.parquet import read_parquet
 from mindvl_data.formats.record import Records
 from mindvl_data.formats.table import read_table
@@ -26,8 +25,8 @@ FORMATS: dict[str, Reader] = {
     "classes": read_classes,
     "datasets": read_datasets,
     "imagefolder": read_imagefolder,
-    "llava": read_llava,
-    "messages": read_messages,
+    "llava": read_conversations,
+    "messages": read_conversations,
     "parquet": read_parquet,
     "table": read_table,
     "text": read_text,
