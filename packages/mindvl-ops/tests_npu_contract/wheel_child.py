@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from contract import observe, on_device
 from torch._subclasses.fake_tensor import FakeTensorMode
-from whole_step import is_registered
 
 from mindvl_ops.npu import extension
 from mindvl_ops.testing.fake_npu.calls import Call
@@ -58,11 +57,13 @@ def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def registered(names: list[str]) -> list[bool]:
     """Whether the wheel registers these operators of PyTorch for its device."""
+    from mindvl_train.rehearsal.operators import is_on_npu
+
     extension.torch_npu()
     found = []
     for name in names:
         packet, _, overload = name.partition(".")
-        found.append(is_registered(getattr(getattr(torch.ops.aten, packet), overload or "default")))
+        found.append(is_on_npu(getattr(getattr(torch.ops.aten, packet), overload or "default")))
     return found
 
 

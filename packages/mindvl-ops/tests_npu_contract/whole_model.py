@@ -55,7 +55,7 @@ def main() -> dict[str, Any]:
     select_backends(OpsConfig(backend="npu"))
     config = smallest_config()
     pack = pack_segments([random_segment(config, [(1, 4, 6)], seed=1), random_segment(config, num_text=9, seed=2)])
-    del pack["loss_positions"]  # counted on the host, where a fake tensor has no value; whole_step.py has them
+    del pack["loss_positions"]  # counted on the host, where a fake tensor has no value; test_rehearsal.py has them
     placeholders = int((pack["input_ids"] == config.tokens.image).sum())
     with single_process():
         model = MindVLModel(config, BuildConfig(dtype=torch.bfloat16))
