@@ -22,10 +22,10 @@ from mindvl_ops.backend import backend_table
 from mindvl_train.adapters import trained_parameters
 from mindvl_train.config import RunConfig
 from mindvl_train.memory_warning import memory_warning
+from mindvl_train.rates import learning_rate
 from mindvl_train.reading import reads_of, start_timeout
 from mindvl_train.rehearsal.store import rehearsal_facts
 from mindvl_train.resolved_run import ResolvedRun, capacity_warning, min_processes, resolve_run, tokenized_model
-from mindvl_train.schedule import learning_rate
 from mindvl_train.validation.overlap import validation_facts
 
 _MAX_TOKENS = 1 << 21  # of the first step; packing them takes seconds

@@ -14,8 +14,8 @@ from mindvl_train.faults.anomalous_steps import AnomalousSteps
 from mindvl_train.faults.stragglers import Stragglers
 from mindvl_train.metrics.metrics import Metrics
 from mindvl_train.parallel_state import ParallelState, any_rank
+from mindvl_train.rates import learning_rate
 from mindvl_train.resolved_run import ResolvedRun
-from mindvl_train.schedule import learning_rate
 from mindvl_train.state import TrainState
 from mindvl_train.step import train_step
 from mindvl_train.validation.progress import is_due, is_patience_over

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learning rate of each parameter as a multiple of that of the schedule: rates by part, and layer-wise decay.
+"""The learning rate of a step, and that of each parameter as a multiple of it: rates by part, and layer-wise decay.
 
-Comes after schedule.py; the optimizer has one parameter group for each multiple. Layer-wise decay is that of BEiT
+The optimizer has one parameter group for each multiple. Layer-wise decay is that of BEiT
 (arXiv 2106.08254): with L layers and decay d, layer i from 0 has the factor d^(L - i), the embedding before the layers
 d^(L + 1), and what follows the layers 1.
 """
 
+import math
 import re
 
 from mindvl_model import MindVLConfig
@@ -14,6 +15,15 @@ from mindvl_train.config import RunConfig, ScheduleConfig
 _LAYER = re.compile(r"(vision\.blocks|language\.decoder)\.layers\.(\d+)\.")
 _BEFORE_LAYERS = ("vision.patch_embed.", "vision.position_embedding.", "language.embedding.")
 _PARTS = {"language.embedding.": "embedding", "language.output_layer.": "head"}  # parts of the language model
+
+
+def learning_rate(config: ScheduleConfig, step: int) -> float:
+    """Learning rate of the update after `step` finished ones; step is in [0, steps - 1]."""
+    warmup = round(config.steps * config.lr_warmup_ratio)
+    if step < warmup:
+        return config.peak_lr * (step + 1) / warmup
+    progress = (step - warmup + 1) / max(1, config.steps - warmup)
+    return config.min_lr + (config.peak_lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def rate_factor(param_name: str, schedule: ScheduleConfig, model: MindVLConfig) -> float:

@@ -27,8 +27,7 @@ from mindvl_train.checks.windows import exercises_windows, window_note
 from mindvl_train.config import CheckpointConfig, LayerDecay, MetricsConfig, RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.metrics.sinks import read_metrics
-from mindvl_train.rates import part_factors
-from mindvl_train.schedule import learning_rate
+from mindvl_train.rates import learning_rate, part_factors
 
 
 @dataclass(frozen=True, kw_only=True)
