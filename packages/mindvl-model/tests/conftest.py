@@ -7,22 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.testing.tiny import randomize
-
-SPECIAL_TOKENS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+from mindvl_model.testing.tokenizer import save_tokenizer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,17 +39,4 @@ def make_model() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer with Qwen's special tokens from id 0: 263 tokens."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL_TOKENS,
-    )
-    tokenizer.chat_template = CHATML
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))

@@ -17,16 +17,9 @@ from PIL import Image
 from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model import VisionConfig
 from mindvl_model.families.qwen2 import Qwen2Preset
+from mindvl_model.testing.tokenizer import save_tokenizer
 from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
 
-SPECIAL_TOKENS = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>",
-    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
-]  # fmt: skip
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 FRAME = len("?user\n??\n?assistant\n?\n")  # tokens of a sample beside image and answer: specials count one
 PIXELS = 28  # sides of the square of one visual token
 
@@ -116,22 +109,4 @@ def write_samples(directory: Path, tokens: Sequence[int], visual_tokens: Sequenc
     (raw / "packs.json").write_text(json.dumps(packs))
     write_shards(raw / "packs.json", directory / "shards", format="llava")
     index_directory(directory / "shards")
-    _write_tokenizer(directory / "tokenizer")
-
-
-def _write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL_TOKENS,
-    )
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(directory / "tokenizer")

@@ -15,46 +15,18 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from transformers import PreTrainedTokenizerFast
 
 from mindvl_data import DataConfig, ImageConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.testing.tokenizer import save_tokenizer
 from mindvl_train import CheckpointConfig, MetricsConfig, ModelSection, RunConfig, ScheduleConfig
-
-SPECIAL_TOKENS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")
 def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte by byte, with Qwen's special tokens from 0."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: number for number, token in enumerate(SPECIAL_TOKENS + letters)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL_TOKENS,
-    )
-    tokenizer.chat_template = CHATML
-    directory = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def write_images(directory: Path, count: int, seed: int) -> Path:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.analyze import analyze
 from mindvl_cli.failures import CliError
@@ -18,8 +16,7 @@ from mindvl_cli.load import to_yaml
 from mindvl_data import DataConfig, PackingConfig, SourceConfig, index_directory, write_shards
 from mindvl_model import MindVLConfig, ModelError, set_up_device
 from mindvl_model.testing.tiny import randomize, smallest_config, smallest_qwen3_moe
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+from mindvl_model.testing.tokenizer import save_tokenizer
 
 
 def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
@@ -53,21 +50,7 @@ def save(config: MindVLConfig, out: Path, tokenizer: Path) -> Path:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of bytes, shards of images and of texts, runs of a model with experts and of one without."""
     root = tmp_path_factory.mktemp("analyze")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    places = {token: number for number, token in enumerate([*SPECIAL, "<|video_pad|>", *letters])}
-    backend = Tokenizer(models.BPE(places, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=[*SPECIAL[1:], "<|video_pad|>"],
-    )
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    )
-    tokenizer.save_pretrained(root / "tokenizer")
+    save_tokenizer(root / "tokenizer")
     noise = np.random.default_rng(0)
     lines = []
     for number in range(6):

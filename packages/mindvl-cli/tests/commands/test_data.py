@@ -11,8 +11,6 @@ import torch
 import webdataset
 from click.testing import CliRunner, Result
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.data import data
 from mindvl_cli.failures import CliError
@@ -20,12 +18,7 @@ from mindvl_data import DataError
 from mindvl_data.formats.registry import FORMATS
 from mindvl_model.hf.config_json import hf_config
 from mindvl_model.testing.tiny import smallest_qwen3_vl
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from mindvl_model.testing.tokenizer import save_tokenizer
 
 
 def run(*arguments: object) -> Result:
@@ -41,16 +34,7 @@ def run_json(*arguments: object) -> dict[str, Any]:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL
-    )
-    wrapped.chat_template = CHATML
-    wrapped.save_pretrained(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
+    return save_tokenizer(tmp_path / "tokenizer")
 
 
 @pytest.fixture

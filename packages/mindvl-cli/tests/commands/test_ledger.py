@@ -8,30 +8,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mindvl_cli.commands.data import data
 from mindvl_cli.failures import CliError
 from mindvl_cli.load import to_plain, to_yaml
 from mindvl_data import DataConfig, Loader, PackingConfig, SourceConfig, index_directory, write_shards
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+from mindvl_model.testing.tokenizer import save_tokenizer
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     """A source of 40 plain texts and a tokenizer of bytes."""
     root = tmp_path_factory.mktemp("data")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL
-    )
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(root / "tokenizer")
+    save_tokenizer(root / "tokenizer")
     (root / "texts.jsonl").write_text("\n".join(json.dumps({"text": "ab " * (n % 7 + 1)}) for n in range(40)))
     write_shards(root / "texts.jsonl", root / "texts", format="text", samples_per_shard=15)
     index_directory(root / "texts")

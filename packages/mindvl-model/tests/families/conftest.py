@@ -183,6 +183,33 @@ def losses() -> Callable[..., Tensor]:
 
 
 @pytest.fixture
+def assert_segment_parity(
+    make_model: Callable[..., Any], publish: Callable[..., Any], published_gradients: Callable[..., dict[str, Tensor]]
+) -> Callable[[MindVLConfig], None]:
+    """Check logits and every gradient of packed segments of 7, 1 and 50 tokens, whose auxiliary loss is off."""
+
+    def check(config: MindVLConfig) -> None:
+        model = make_model(config)
+        published = publish(model)
+        segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 50)]
+        pack = pack_segments(segments, padding=3)
+        logits = model.logits(**pack)
+        expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
+        scale = torch.cat(expected).abs().max()
+        assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
+
+        model(**pack).backward()
+        segment_losses(expected, [segment.labels for segment in segments]).backward()
+        hf_gradients = published_gradients(published, config)
+        for name, parameter in model.language.named_parameters(prefix="language"):
+            wanted = hf_gradients.pop(name)
+            assert (wanted - parameter.grad).abs().max() <= 1e-4 * wanted.abs().max(), name
+        assert all(name.endswith("expert_bias") for name in hf_gradients)  # every parameter was compared
+
+    return check
+
+
+@pytest.fixture
 def assert_published_parity(
     make_model: Callable[..., Any], published_gradients: Callable[..., dict[str, Tensor]], tmp_path: Path
 ) -> Callable[[Any], None]:

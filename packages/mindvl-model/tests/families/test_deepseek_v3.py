@@ -23,24 +23,9 @@ Make = Callable[..., Any]
     ids=["yarn", "plain rotary", "other sizes"],
 )
 def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
-    make_model: Make, publish: Make, published_gradients: Make, losses: Make, changes: dict[str, Any]
+    assert_segment_parity: Make, changes: dict[str, Any]
 ) -> None:
-    config = smallest_deepseek_v3(**changes | {"num_mtp_layers": 0})
-    model = make_model(config)
-    published = publish(model)
-    segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 50)]
-    pack = pack_segments(segments, padding=3)
-
-    logits = model.logits(**pack)
-    expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
-    scale = torch.cat(expected).abs().max()
-    assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
-
-    model(**pack).backward()
-    losses(expected, [segment.labels for segment in segments]).backward()
-    hf_gradients = published_gradients(published, config)
-    for name, parameter in model.language.named_parameters(prefix="language"):
-        assert (hf_gradients[name] - parameter.grad).abs().max() <= 1e-4 * hf_gradients[name].abs().max(), name
+    assert_segment_parity(smallest_deepseek_v3(**changes | {"num_mtp_layers": 0}))
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -10,45 +10,24 @@ import torch
 from transformers import Qwen2Config
 
 from mindvl_model.hf.inputs import pack_for
-from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.testing.published import (
     SEGMENTS,
-    gradients_under_published_names,
+    assert_equals_published,
     make_segments,
-    own_names,
+    published_pair,
     separate_calls,
 )
-from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen2_5_vl
-
-PADDING = 4
+from mindvl_model.testing.tiny import smallest_qwen2_5_vl
 
 
 @pytest.fixture(params=[False, True], ids=["own head", "tied head"])
 def pair(request: pytest.FixtureRequest, make_model: Callable[..., Any], tmp_path: Path) -> tuple[Any, Any]:
-    config = smallest_qwen2_5_vl(tie_embeddings=request.param)
-    published = save_qwen2_5_vl(config, tmp_path / "published")
-    model = make_model(config, seed=9)
-    load_hf_directory(model, config, tmp_path / "published")
-    return model, published
+    return published_pair(smallest_qwen2_5_vl(tie_embeddings=request.param), make_model, tmp_path)
 
 
 @pytest.mark.parametrize("kind", SEGMENTS)
 def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], kind: str) -> None:
-    (model, published), config = pair, pair[0].mindvl
-    segments = make_segments(config, kind)
-    pack = pack_for(published, segments, config, padding=PADDING)
-    expected, expected_loss = separate_calls(published, segments, config)
-    assert (model.logits(**pack)[:-PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
-    loss = model(**pack)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
-    loss.backward()
-    expected_loss.backward()
-    actual = gradients_under_published_names(model, config)
-    hf_parameters = own_names(published)
-    assert actual.keys() == hf_parameters.keys()
-    for name, parameter in hf_parameters.items():
-        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert (actual[name] - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
+    assert_equals_published(*pair, kind)
 
 
 def test_positions_of_three_axes_matter(pair: tuple[Any, Any]) -> None:
@@ -63,9 +42,7 @@ def test_positions_of_three_axes_matter(pair: tuple[Any, Any]) -> None:
 @torch.no_grad()
 def test_bfloat16_stays_within_five_thousandths(make_model: Callable[..., Any], tmp_path: Path) -> None:
     config = smallest_qwen2_5_vl()
-    published = save_qwen2_5_vl(config, tmp_path / "published", dtype=torch.bfloat16)
-    model = make_model(config, seed=9, dtype=torch.bfloat16)
-    load_hf_directory(model, config, tmp_path / "published")
+    model, published = published_pair(config, make_model, tmp_path, dtype=torch.bfloat16)
     segments = make_segments(config, "all of them packed")
     pack = pack_for(published, segments, config)
     expected = separate_calls(published, segments, config)[0].float()

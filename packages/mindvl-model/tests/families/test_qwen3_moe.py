@@ -16,25 +16,9 @@ Make = Callable[..., Any]
 
 @pytest.mark.parametrize("normalize_router", [True, False])
 def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
-    make_model: Make, publish: Make, published_gradients: Make, losses: Make, normalize_router: bool
+    assert_segment_parity: Make, normalize_router: bool
 ) -> None:
-    config = smallest_qwen3_moe(normalize_router=normalize_router, aux_loss_weight=0.0)
-    model = make_model(config)
-    published = publish(model)
-    segments = [random_segment(config, num_text=length, seed=length) for length in (7, 1, 30)]
-    pack = pack_segments(segments, padding=3)
-
-    logits = model.logits(**pack)
-    expected = [published(segment.input_ids[None]).logits[0] for segment in segments]
-    scale = torch.cat(expected).abs().max()
-    assert (logits[:-3] - torch.cat(expected)).abs().max() <= 1e-4 * scale
-
-    model(**pack).backward()
-    losses(expected, [segment.labels for segment in segments]).backward()
-    hf_gradients = published_gradients(published, config)
-    for name, parameter in model.language.named_parameters(prefix="language"):
-        assert (hf_gradients[name] - parameter.grad).abs().max() <= 1e-4 * hf_gradients[name].abs().max(), name
-    assert set(hf_gradients) == {name for name, _ in model.language.named_parameters(prefix="language")}
+    assert_segment_parity(smallest_qwen3_moe(normalize_router=normalize_router, aux_loss_weight=0.0))
 
 
 def test_the_gradient_of_the_balancing_loss_is_that_of_transformers(

@@ -18,14 +18,13 @@ from mindvl_model.hf.inputs import pack_for
 from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.testing.published import (
     SEGMENTS,
-    gradients_under_published_names,
+    assert_equals_published,
     make_segments,
-    own_names,
+    published_pair,
     separate_calls,
 )
 from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen3_vl, smallest_qwen3_vl_moe
 
-PADDING = 4
 MODELS: dict[str, MindVLConfig] = {
     "dense": smallest_qwen3_vl(),
     "tied": smallest_qwen3_vl(tie_embeddings=True, vision={"deepstack_layers": (2, 0)}),
@@ -45,33 +44,12 @@ MODELS: dict[str, MindVLConfig] = {
 
 @pytest.fixture(params=MODELS)
 def pair(request: pytest.FixtureRequest, make_model: Callable[..., Any], tmp_path: Path) -> tuple[Any, Any]:
-    config = MODELS[request.param]
-    published = save_qwen2_5_vl(config, tmp_path / "published")
-    model = make_model(config, seed=9)
-    load_hf_directory(model, config, tmp_path / "published")
-    return model, published
+    return published_pair(MODELS[request.param], make_model, tmp_path)
 
 
 @pytest.mark.parametrize("kind", SEGMENTS)
 def test_logits_and_gradients_are_those_of_transformers(pair: tuple[Any, Any], kind: str) -> None:
-    (model, published), config = pair, pair[0].mindvl
-    segments = make_segments(config, kind)
-    pack = pack_for(published, segments, config, padding=PADDING)
-    expected, expected_loss = separate_calls(published, segments, config)
-    assert (model.logits(**pack)[:-PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
-    loss = model(**pack)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
-    loss.backward()
-    expected_loss.backward()
-    actual = gradients_under_published_names(model, config)
-    hf_parameters = own_names(published)
-    assert actual.keys() == hf_parameters.keys()
-    for name, parameter in hf_parameters.items():
-        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found = actual[name]
-        if name.endswith(("gate_up_proj", "down_proj")) and found.shape != wanted.shape:
-            found = found.transpose(1, 2)  # the layout of published directories
-        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
+    assert_equals_published(*pair, kind)
 
 
 def test_deepstack_features_matter(pair: tuple[Any, Any]) -> None:

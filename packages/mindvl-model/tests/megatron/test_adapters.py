@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters in every parallel layout give loss and gradients of one process; initialization and dropout do not depend on it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +11,7 @@ import torch
 from mindvl_model import MindVLConfig
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.megatron.adapters import add_adapters, initialize_adapters, is_adapter, set_dropout_step
-from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
-from mindvl_model.random_inputs import pack_segments, random_segment
-from mindvl_model.testing.layouts import Job, Outcome, in_one_process, run_jobs
+from mindvl_model.testing.layouts import Case, Layouts, Outcome, packs_of
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,
@@ -32,102 +30,39 @@ ATTENTION_DROPPED = replace(DROPPED, targets=("q_proj", "k_proj", "o_proj", "qkv
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "qkv")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model with a parallel layout."""
-
-    config: MindVLConfig
-    parallel: dict[str, Any] = field(default_factory=dict)
-    recompute: Literal["none", "selective", "full"] = "none"
-    dp_size: int = 1
-    lora: LoRAConfig = PLAIN
-
-
+adapted = partial(Case, lora=PLAIN)
 TWO_PROCESSES = {
-    "tp": Case(smallest_config(), {"tp_size": 2}),
-    "tp, some layers": Case(smallest_config(), {"tp_size": 2}, lora=SOME),
-    "tp, dropout": Case(smallest_config(), {"tp_size": 2}, "full", lora=DROPPED),
-    "tp, images spread, dropout": Case(smallest_config(), {"tp_size": 2, "spread_images": True}, lora=DROPPED),
-    "cp, images spread": Case(smallest_config(), {"cp_size": 2, "spread_images": True}),
-    "cp, dropout": Case(smallest_config(), {"cp_size": 2}, "selective", lora=DROPPED),
-    "pp": Case(smallest_config(), {"pp_size": 2}, "full"),
-    "interleaved pp, dropout": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}, "full", lora=DROPPED),
-    "dp": Case(smallest_config(), dp_size=2),
-    "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
-    "dp ep, Qwen3-MoE": Case(MOE, {"ep_size": 2}, dp_size=2),
-    "tp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}),
-    "tp ep, some layers, Qwen3-MoE": Case(MOE, {"tp_size": 2, "ep_size": 2}, lora=SOME),
-    "tp ep, DeepSeek-V3": Case(DEEPSEEK, {"tp_size": 2, "ep_size": 2}),
-    "tp, latent attention with dropout, DeepSeek-V3": Case(
+    "tp": adapted(smallest_config(), {"tp_size": 2}),
+    "tp, some layers": adapted(smallest_config(), {"tp_size": 2}, lora=SOME),
+    "tp, dropout": adapted(smallest_config(), {"tp_size": 2}, "full", lora=DROPPED),
+    "tp, images spread, dropout": adapted(smallest_config(), {"tp_size": 2, "spread_images": True}, lora=DROPPED),
+    "cp, images spread": adapted(smallest_config(), {"cp_size": 2, "spread_images": True}),
+    "cp, dropout": adapted(smallest_config(), {"cp_size": 2}, "selective", lora=DROPPED),
+    "pp": adapted(smallest_config(), {"pp_size": 2}, "full"),
+    "interleaved pp, dropout": adapted(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}, "full", lora=DROPPED),
+    "dp": adapted(smallest_config(), dp_size=2),
+    "tp, Qwen2": adapted(smallest_qwen2_5_vl(), {"tp_size": 2}),
+    "dp ep, Qwen3-MoE": adapted(MOE, {"ep_size": 2}, dp_size=2),
+    "tp ep, Qwen3-MoE": adapted(MOE, {"tp_size": 2, "ep_size": 2}),
+    "tp ep, some layers, Qwen3-MoE": adapted(MOE, {"tp_size": 2, "ep_size": 2}, lora=SOME),
+    "tp ep, DeepSeek-V3": adapted(DEEPSEEK, {"tp_size": 2, "ep_size": 2}),
+    "tp, latent attention with dropout, DeepSeek-V3": adapted(
         DEEPSEEK, {"tp_size": 2}, "full", lora=replace(DROPPED, targets=LATENT)
     ),
-    "uneven pp, DeepSeek-V3": Case(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3)}),
+    "uneven pp, DeepSeek-V3": adapted(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3)}),
 }
 FOUR_PROCESSES = {
-    "tp cp": Case(smallest_config(), {"tp_size": 2, "cp_size": 2}, lora=DROPPED),
-    "tp above heads of vision encoder and keys": Case(
+    "tp cp": adapted(smallest_config(), {"tp_size": 2, "cp_size": 2}, lora=DROPPED),
+    "tp above heads of vision encoder and keys": adapted(
         smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}, lora=ATTENTION_DROPPED
     ),
-    "tp cp ep, Qwen3-MoE": Case(MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True}, "full"),
+    "tp cp ep, Qwen3-MoE": adapted(MOE, {"tp_size": 2, "cp_size": 2, "ep_size": 4, "spread_images": True}, "full"),
 }
 
 
-def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
-    """Images of different sizes, a video and text; no layout divides the lengths evenly."""
-    media: list[dict[str, Any]] = [
-        {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
-        {"num_text": 24},
-        {"videos": [(3, 4, 4)], "num_text": 9},
-        {"grids": [(1, 6, 4)], "num_text": 12},
-    ]
-    packs = []
-    for seed, first in enumerate(media):
-        segments = [random_segment(config, seed=seed, **first), random_segment(config, num_text=11, seed=9 + seed)]
-        pack = pack_segments(segments, padding=3, pad_id=config.tokens.pad)
-        if len(pack["input_ids"]) % 2 == 0:
-            pack = pack_segments(segments, padding=4, pad_id=config.tokens.pad)
-        packs.append(pack)
-    return packs
-
-
 @pytest.fixture(scope="module")
-def alone() -> Callable[..., tuple[Outcome, Any]]:
-    """Results and weights of one process, computed once per model and adapter."""
-    found: dict[Any, tuple[Outcome, Any]] = {}
-
-    def of(config: MindVLConfig, lora: LoRAConfig) -> tuple[Outcome, Any]:
-        if (config, lora) not in found:
-            found[config, lora] = in_one_process(config, packs_of(config), lora=lora)
-        return found[config, lora]
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Case]], dict[str, Outcome]]:
-    """Results of all cases with the same number of processes, which are started once."""
-    found: dict[str, Outcome] = {}
-
-    def of(cases: dict[str, Case]) -> dict[str, Outcome]:
-        if not cases.keys() & found.keys():
-            jobs = [
-                Job(
-                    config=case.config,
-                    packs=packs_of(case.config),
-                    weights=alone(case.config, case.lora)[1],
-                    build_config=BuildConfig(
-                        parallel=ParallelConfig(**case.parallel), recompute=RecomputeConfig(kind=case.recompute)
-                    ),
-                    dp_size=case.dp_size,
-                    lora=case.lora,
-                )
-                for case in cases.values()
-            ]
-            outcomes = run_jobs(jobs, tmp_path_factory.mktemp("layouts"))
-            found.update(zip(cases, outcomes, strict=True))
-        return found
-
-    return of
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Layouts:
+    return Layouts(tmp_path_factory.mktemp("layouts"))
 
 
 def assert_equal(found: Outcome, expected: Outcome) -> None:
@@ -142,17 +77,15 @@ def assert_equal(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes_give_loss_and_gradients_of_one(alone: Any, together: Any, name: str) -> None:
-    case = TWO_PROCESSES[name]
-    assert_equal(together(TWO_PROCESSES)[name], alone(case.config, case.lora)[0])
+def test_two_processes_give_loss_and_gradients_of_one(layouts: Layouts, name: str) -> None:
+    assert_equal(*layouts.pair(TWO_PROCESSES, name))
 
 
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.parametrize("name", FOUR_PROCESSES)
-def test_four_processes_give_loss_and_gradients_of_one(alone: Any, together: Any, name: str) -> None:
-    case = FOUR_PROCESSES[name]
-    assert_equal(together(FOUR_PROCESSES)[name], alone(case.config, case.lora)[0])
+def test_four_processes_give_loss_and_gradients_of_one(layouts: Layouts, name: str) -> None:
+    assert_equal(*layouts.pair(FOUR_PROCESSES, name))
 
 
 @pytest.mark.parametrize("config", [smallest_config(), MOE, DEEPSEEK], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3"])

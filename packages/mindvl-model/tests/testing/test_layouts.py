@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel layouts give the loss, gradients and routing of one process; assembly of tensors from shards."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mindvl_model import MindVLConfig
-from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
-from mindvl_model.parameters import PARTS, Part
-from mindvl_model.random_inputs import pack_segments, random_segment
-from mindvl_model.testing.layouts import Job, Outcome, in_one_process, join, run_jobs
+from mindvl_model.parallel_config import BuildConfig, RecomputeConfig
+from mindvl_model.testing.layouts import Case, Layouts, Outcome, in_one_process, join, packs_of
 from mindvl_model.testing.tiny import (
     smallest_config,
     smallest_deepseek_v3,
@@ -32,17 +29,6 @@ BIASED_LLAMA = smallest_llama(attention_bias=True, mlp_bias=True)
 QWEN3_VL = smallest_qwen3_vl()
 THREE_FEATURES = smallest_qwen3_vl(num_layers=4, vision={"deepstack_layers": (2, 0, 1)})
 QWEN3_VL_MOE = smallest_qwen3_vl_moe(aux_loss_weight=0.5)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model with a parallel layout."""
-
-    config: MindVLConfig
-    parallel: dict[str, Any] = field(default_factory=dict)
-    recompute: Literal["none", "selective", "full"] = "none"
-    dp_size: int = 1
-    trainable: tuple[Part, ...] = PARTS
 
 
 TWO_PROCESSES = {
@@ -113,67 +99,9 @@ FOUR_PROCESSES |= {
 }
 
 
-def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
-    """Images of different sizes, text, a video, and text at the end; no layout divides the lengths evenly."""
-    media: list[dict[str, Any]] = [
-        {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
-        {"num_text": 24},
-        {"videos": [(3, 4, 4)], "num_text": 9},
-        {"num_text": 33},
-    ]
-    packs = []
-    for seed, first in enumerate(media):
-        segments = [random_segment(config, seed=seed, **first), random_segment(config, num_text=11, seed=9 + seed)]
-        pack = pack_segments(segments, padding=3, pad_id=config.tokens.pad)
-        if len(pack["input_ids"]) % 2 == 0:
-            pack = pack_segments(segments, padding=4, pad_id=config.tokens.pad)
-        steps = torch.arange(len(pack["input_ids"]))
-        pack["position_ids"] = torch.stack((steps // 2, steps, 3 * steps % 7))  # three axes that are not alike
-        packs.append(pack)
-    return packs
-
-
 @pytest.fixture(scope="module")
-def alone() -> Callable[..., tuple[Outcome, Any]]:
-    """Results and weights of one process, computed once per model."""
-    found: dict[Any, tuple[Outcome, Any]] = {}
-
-    def of(config: MindVLConfig, trainable: tuple[Part, ...] = PARTS) -> tuple[Outcome, Any]:
-        key = config, trainable
-        if key not in found:
-            found[key] = in_one_process(config, packs_of(config), trainable=trainable)
-        return found[key]
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def together(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Case]], dict[str, Outcome]]:
-    """Results of all cases with the same number of processes, which are started once."""
-    found: dict[str, Outcome] = {}
-
-    def of(cases: dict[str, Case]) -> dict[str, Outcome]:
-        if not cases.keys() & found.keys():
-            jobs = [
-                Job(
-                    config=case.config,
-                    packs=packs_of(case.config),
-                    weights=alone(case.config)[1],
-                    build_config=BuildConfig(
-                        parallel=ParallelConfig(**case.parallel),
-                        recompute=RecomputeConfig(kind=case.recompute),
-                        seq_length=max(len(pack["input_ids"]) for pack in packs_of(case.config)),
-                    ),
-                    dp_size=case.dp_size,
-                    trainable=case.trainable,
-                )
-                for case in cases.values()
-            ]
-            outcomes = run_jobs(jobs, tmp_path_factory.mktemp("layouts"))
-            found.update(zip(cases, outcomes, strict=True))
-        return found
-
-    return of
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Layouts:
+    return Layouts(tmp_path_factory.mktemp("layouts"))
 
 
 def assert_equal(found: Outcome, expected: Outcome) -> None:
@@ -189,21 +117,20 @@ def assert_equal(found: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.multi
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
-    case = TWO_PROCESSES[name]
-    assert_equal(together(TWO_PROCESSES)[name], alone(case.config, case.trainable)[0])
+def test_two_processes_give_loss_gradients_and_routing_of_one(layouts: Layouts, name: str) -> None:
+    assert_equal(*layouts.pair(TWO_PROCESSES, name))
 
 
 @pytest.mark.multi
 @pytest.mark.parametrize("name", FOUR_PROCESSES)
-def test_four_processes_give_loss_gradients_and_routing_of_one(alone: Any, together: Any, name: str) -> None:
-    assert_equal(together(FOUR_PROCESSES)[name], alone(FOUR_PROCESSES[name].config)[0])
+def test_four_processes_give_loss_gradients_and_routing_of_one(layouts: Layouts, name: str) -> None:
+    assert_equal(*layouts.pair(FOUR_PROCESSES, name))
 
 
 @pytest.mark.multi
 @pytest.mark.parametrize("name", [name for name in (*TWO_PROCESSES, *FOUR_PROCESSES) if name.endswith(", fixed sizes")])
-def test_fixed_sizes_of_expert_messages_change_no_bit(together: Any, name: str) -> None:
-    of = together(TWO_PROCESSES if name in TWO_PROCESSES else FOUR_PROCESSES)
+def test_fixed_sizes_of_expert_messages_change_no_bit(layouts: Layouts, name: str) -> None:
+    of = layouts.together(TWO_PROCESSES if name in TWO_PROCESSES else FOUR_PROCESSES)
     found, exact = of[name], of[name.removesuffix(", fixed sizes")]
     assert (found.loss_sum, found.mtp_loss) == (exact.loss_sum, exact.mtp_loss)
     assert all(torch.equal(found.gradients[key], exact.gradients[key]) for key in exact.gradients)
@@ -214,8 +141,10 @@ def test_fixed_sizes_of_expert_messages_change_no_bit(together: Any, name: str) 
 @pytest.mark.parametrize(
     "config", [smallest_config(), MOE, DEEPSEEK, QWEN3_VL], ids=["Qwen3", "Qwen3-MoE", "DeepSeek-V3", "Qwen3-VL"]
 )
-def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig, recompute: dict[str, Any]) -> None:
-    expected = alone(config)[0]
+def test_recomputation_does_not_change_results(
+    layouts: Layouts, config: MindVLConfig, recompute: dict[str, Any]
+) -> None:
+    expected = layouts.alone(config)[0]
     found, _ = in_one_process(
         config, packs_of(config), build_config=BuildConfig(recompute=RecomputeConfig(**recompute))
     )
@@ -223,10 +152,10 @@ def test_recomputation_does_not_change_results(alone: Any, config: MindVLConfig,
     assert_equal(found, expected)
 
 
-def test_every_parameter_has_a_gradient_in_the_step_that_layouts_are_compared_by(alone: Any) -> None:
+def test_every_parameter_has_a_gradient_in_the_step_that_layouts_are_compared_by(layouts: Layouts) -> None:
     """Otherwise equal gradients would not show that the layouts agree."""
     for config in (smallest_config(), smallest_qwen2_5_vl(), MOE, DEEPSEEK, QWEN3_VL):
-        for name, gradient in alone(config)[0].gradients.items():
+        for name, gradient in layouts.alone(config)[0].gradients.items():
             assert gradient.any() or name.endswith("expert_bias"), name
 
 

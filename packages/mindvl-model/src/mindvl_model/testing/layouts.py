@@ -7,10 +7,10 @@ Uses megatron/one_step.py. One rank runs `python -m mindvl_model.testing.layouts
 import pickle
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from torch import Tensor
 from mindvl_model.accelerator import set_up_device
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.config import MindVLConfig
-from mindvl_model.parallel_config import BuildConfig
+from mindvl_model.parallel_config import BuildConfig, ParallelConfig, RecomputeConfig
 from mindvl_model.parameters import PARTS, Part, set_trainable
+from mindvl_model.random_inputs import pack_segments, random_segment
 from mindvl_model.testing.ranks import run_ranks
 
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, global shape, global offset, content
@@ -90,6 +91,87 @@ def run_jobs(jobs: Sequence[Job], directory: Path) -> list[Outcome]:
     run_ranks(["-m", __spec__.name, str(file)], world, timeout_s=120 + 30 * len(jobs))
     results = [pickle.loads(Path(f"{file}.{rank}").read_bytes()) for rank in range(world)]
     return [_merge(of_ranks) for of_ranks in zip(*results, strict=True)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with a parallel layout."""
+
+    config: MindVLConfig
+    parallel: dict[str, Any] = field(default_factory=dict)
+    recompute: Literal["none", "selective", "full"] = "none"
+    dp_size: int = 1
+    trainable: tuple[Part, ...] = PARTS
+    lora: LoRAConfig | None = None
+
+
+class Layouts:
+    """Outcomes of cases in one process and in several; nothing is computed twice.
+
+    Args:
+        directory: Where processes leave their results.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._alone: dict[Any, tuple[Outcome, Any]] = {}
+        self._together: dict[str, Outcome] = {}
+
+    def alone(
+        self, config: MindVLConfig, trainable: tuple[Part, ...] = PARTS, lora: LoRAConfig | None = None
+    ) -> tuple[Outcome, Any]:
+        """Results and weights of one process."""
+        key = config, trainable, lora
+        if key not in self._alone:
+            self._alone[key] = in_one_process(config, packs_of(config), trainable=trainable, lora=lora)
+        return self._alone[key]
+
+    def together(self, cases: dict[str, Case]) -> dict[str, Outcome]:
+        """Results of all cases of the same number of processes, which are started once."""
+        if not cases.keys() & self._together.keys():
+            jobs = [
+                Job(
+                    config=case.config,
+                    packs=packs_of(case.config),
+                    weights=self.alone(case.config, case.trainable, case.lora)[1],
+                    build_config=BuildConfig(
+                        parallel=ParallelConfig(**case.parallel),
+                        recompute=RecomputeConfig(kind=case.recompute),
+                        seq_length=max(len(pack["input_ids"]) for pack in packs_of(case.config)),
+                    ),
+                    dp_size=case.dp_size,
+                    trainable=case.trainable,
+                    lora=case.lora,
+                )
+                for case in cases.values()
+            ]
+            self._together.update(zip(cases, run_jobs(jobs, self._directory), strict=True))
+        return self._together
+
+    def pair(self, cases: dict[str, Case], name: str) -> tuple[Outcome, Outcome]:
+        """Results of one of the cases in its layout and in one process."""
+        case = cases[name]
+        return self.together(cases)[name], self.alone(case.config, case.trainable, case.lora)[0]
+
+
+def packs_of(config: MindVLConfig) -> list[dict[str, Any]]:
+    """Images of different sizes, text, a video, and text at the end; no layout divides the lengths evenly."""
+    media: list[dict[str, Any]] = [
+        {"grids": [(1, 4, 4), (1, 8, 6), (1, 2, 2)], "num_text": 4},
+        {"num_text": 24},
+        {"videos": [(3, 4, 4)], "num_text": 9},
+        {"num_text": 33},
+    ]
+    packs = []
+    for seed, first in enumerate(media):
+        segments = [random_segment(config, seed=seed, **first), random_segment(config, num_text=11, seed=9 + seed)]
+        pack = pack_segments(segments, padding=3, pad_id=config.tokens.pad)
+        if len(pack["input_ids"]) % 2 == 0:
+            pack = pack_segments(segments, padding=4, pad_id=config.tokens.pad)
+        steps = torch.arange(len(pack["input_ids"]))
+        pack["position_ids"] = torch.stack((steps // 2, steps, 3 * steps % 7))  # three axes that are not alike
+        packs.append(pack)
+    return packs
 
 
 def join(parts: Sequence[Sequence[Piece]]) -> dict[str, Tensor]:

@@ -4,17 +4,21 @@
 Used by the tests of whole models; the packed sequence of the same samples is compared with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from mindvl_model.config import MindVLConfig
-from mindvl_model.hf.inputs import hf_inputs
+from mindvl_model.hf.inputs import hf_inputs, pack_for
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.random_inputs import RandomSegment, random_segment
+from mindvl_model.testing.tiny import save_qwen2_5_vl
 from mindvl_model.weights.names import published_name, weight_rules
 
+_PADDING = 4
 SEGMENTS: dict[str, list[dict[str, Any]]] = {
     "an image": [{"grids": [(1, 6, 10)]}],
     "two images": [{"grids": [(1, 4, 6), (1, 10, 4)]}],
@@ -44,15 +48,34 @@ def separate_calls(published: Any, segments: Sequence[RandomSegment], config: Mi
     return torch.cat(logits), torch.stack(losses).sum()
 
 
-def gradients_under_published_names(model: Any, config: MindVLConfig) -> dict[str, torch.Tensor]:
-    """The weight rules only rearrange values, so they convert gradients as well as weights."""
-    found: dict[str, torch.Tensor] = {}
+def published_pair(config: MindVLConfig, make_model: Callable[..., Any], directory: Path, **options: Any) -> Any:
+    """(MindVLModel, transformers model) with the same random weights, written to `directory`; `options`: dtype."""
+    published = save_qwen2_5_vl(config, directory, **options)
+    model = make_model(config, seed=9, **options)
+    load_hf_directory(model, config, directory)
+    return model, published
+
+
+def assert_equals_published(model: Any, published: Any, kind: str) -> None:
+    """Check logits, loss and every gradient of the packed samples of an entry of SEGMENTS."""
+    config = model.mindvl
+    segments = make_segments(config, kind)
+    pack = pack_for(published, segments, config, padding=_PADDING)
+    expected, expected_loss = separate_calls(published, segments, config)
+    assert (model.logits(**pack)[:-_PADDING] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    loss = model(**pack)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
+    loss.backward()
+    expected_loss.backward()
+    actual: dict[str, torch.Tensor] = {}  # the weight rules only rearrange values, so they convert gradients too
     for rule in weight_rules(config):
         pieces = rule.split(model.get_parameter(rule.param_name).grad)
-        found.update(zip(map(published_name, rule.hf_names), pieces, strict=True))
-    return found
-
-
-def own_names(published: Any) -> dict[str, torch.nn.Parameter]:
-    """The parameters of a transformers model under published names."""
-    return {published_name(name): parameter for name, parameter in published.named_parameters()}
+        actual.update(zip(map(published_name, rule.hf_names), pieces, strict=True))
+    hf_parameters = {published_name(name): parameter for name, parameter in published.named_parameters()}
+    assert actual.keys() == hf_parameters.keys()
+    for name, parameter in hf_parameters.items():
+        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found = actual[name]
+        if name.endswith(("gate_up_proj", "down_proj")) and found.shape != wanted.shape:
+            found = found.transpose(1, 2)  # the layout of published directories
+        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
