@@ -12,6 +12,8 @@ from tokenizers import models, pre_tokenizers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from mindvl_data.curation.classification import (
+    OTHER,
+    TAXONOMY,
     Classify,
     EndpointClassifier,
     KeywordClassifier,
@@ -24,7 +26,6 @@ from mindvl_data.curation.classification import (
 from mindvl_data.curation.endpoint import EndpointConfig
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, find_step
-from mindvl_data.curation.taxonomy import TAXONOMY
 from mindvl_data.errors import DataError, SampleError
 
 
@@ -154,3 +155,10 @@ def test_an_endpoint_names_one_capability_or_the_record_fails(chat_server: Any, 
     assert all(f"- {name}: {description}" in prompt for name, description in TAXONOMY.items())
     with pytest.raises(SampleError, match="none of caption, ocr"):
         classify([_record(1, "What?")], Classify(classifier=classifier), context)
+
+
+def test_the_groups_of_the_paper_are_capabilities() -> None:
+    # appendix C.2, and the categories of Table 11
+    groups = {"video", "caption", "ocr", "gui", "math", "knowledge", "grounding", "general_vqa", "stem", "table_chart"}
+    assert groups <= TAXONOMY.keys()
+    assert OTHER not in TAXONOMY

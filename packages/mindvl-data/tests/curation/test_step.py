@@ -23,7 +23,7 @@ def test_an_unknown_step_is_refused_by_name() -> None:
 
 def test_a_step_with_neither_function_nor_signatures_cannot_be_registered() -> None:
     with pytest.raises(AssertionError):
-        register(Step(name="empty", config=_Nothing, summary="", section=""))
+        register(Step(name="empty", config=_Nothing, summary=""))
     assert "empty" not in all_steps()
 
 

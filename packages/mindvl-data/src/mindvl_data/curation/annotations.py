@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mindvl_data.curation.agreement import Tolerance, majority
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import DataError
 
 
@@ -50,6 +50,23 @@ class MergeConfig:
             )
 
 
+def _prepare(config: MergeConfig, context: Context) -> None:
+    for path in config.files.values():
+        _answers(path, context)
+
+
+@Step(
+    config=MergeConfig,
+    summary="Merge the annotations of several models where enough of them agree.",
+    section="B.1.5, B.1.6",
+    gives=("annotations", "annotation_agreement", "annotations_agree"),
+    reasons={
+        "no_annotation": "No model annotated the record.",
+        "one_annotation": "Only one model annotated the record.",
+        "disagreement": "Too few annotations agree; the value shows them.",
+    },
+    prepare=_prepare,
+)
 def merge_annotations(records: list[Record], config: MergeConfig, context: Context) -> Sequence[Outcome]:
     """B.1.5, B.1.6: replace the answer of a record by what enough models annotate alike.
 
@@ -146,26 +163,3 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-def _prepare(config: MergeConfig, context: Context) -> None:
-    for path in config.files.values():
-        _answers(path, context)
-
-
-register(
-    Step(
-        name="merge_annotations",
-        config=MergeConfig,
-        summary="Merge the annotations of several models where enough of them agree.",
-        section="B.1.5, B.1.6",
-        gives=("annotations", "annotation_agreement", "annotations_agree"),
-        reasons={
-            "no_annotation": "No model annotated the record.",
-            "one_annotation": "Only one model annotated the record.",
-            "disagreement": "Too few annotations agree; the value shows them.",
-        },
-        function=merge_annotations,
-        prepare=_prepare,
-    )
-)

@@ -17,9 +17,28 @@ from mindvl_data.curation.judging import sample_parts
 from mindvl_data.curation.model_replies import one_of
 from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Outcome, Step, register
-from mindvl_data.curation.taxonomy import OTHER, TAXONOMY
+from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import DataError
+
+# The default capabilities follow the classes in which the paper groups its data: the categories of appendix B.1 and B.2, the
+# ablation in appendix C.2 (video, captions, OCR, GUI, math, knowledge, grounding, general VQA), and the text data of B.3.
+TAXONOMY = {
+    "caption": "describing an image or its parts, briefly or in detail",
+    "ocr": "reading or locating text in documents, scenes, handwriting and formulas",
+    "table_chart": "recognising, converting or answering questions about tables and charts",
+    "grounding": "finding, pointing to or describing regions, with boxes or points",
+    "counting": "counting objects",
+    "gui": "reading, locating, explaining or operating elements of a user interface",
+    "math": "mathematical problems, geometry and functions",
+    "stem": "science, technology and engineering, from school to university, except pure mathematics",
+    "code": "writing, explaining or correcting code, including code of a page or chart that an image shows",
+    "knowledge": "facts about the world: people, places, works, history, species, products",
+    "general_vqa": "questions about what an image shows: objects, attributes, relations, actions, reasons",
+    "multi_image": "comparing or relating several images",
+    "video": "describing or answering questions about a video",
+    "conversation": "dialogue, writing and instructions that need no image",
+}
+OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +114,24 @@ class Classify:
             raise ValueError(f"taxonomy: must name capabilities other than {OTHER!r}. Add or rename one.")
 
 
+def _prepare(config: Classify, context: Context) -> None:
+    classifier = config.classifier
+    if isinstance(classifier, EndpointClassifier):
+        check_endpoint(classifier.endpoint)
+    elif isinstance(classifier, KeywordClassifier):
+        read_rules(classifier.rules, config.taxonomy)
+    elif not (classifier.directory / "config.json").is_file():
+        raise DataError(f"{classifier.directory}: config.json does not exist. Name a directory of transformers.")
+
+
+@Step(
+    config=Classify,
+    summary="Assign each record to a capability, by keywords, a local model or an endpoint.",
+    section="B.3",
+    needs=("text",),
+    gives=("capability", "modality"),
+    prepare=_prepare,
+)
 def classify(records: list[Record], config: Classify, context: Context) -> Sequence[Outcome]:
     """Add the facts `capability` and `modality` (paper, appendix B.3)."""
     classifier = config.classifier
@@ -219,27 +256,3 @@ def _pattern(phrases: Sequence[str]) -> "re.Pattern[str]":
         after = r"(?![a-z0-9])" if phrase[-1].isascii() and phrase[-1].isalnum() else ""
         found.append(before + re.escape(phrase) + after)
     return re.compile("|".join(found))
-
-
-def _prepare(config: Classify, context: Context) -> None:
-    classifier = config.classifier
-    if isinstance(classifier, EndpointClassifier):
-        check_endpoint(classifier.endpoint)
-    elif isinstance(classifier, KeywordClassifier):
-        read_rules(classifier.rules, config.taxonomy)
-    elif not (classifier.directory / "config.json").is_file():
-        raise DataError(f"{classifier.directory}: config.json does not exist. Name a directory of transformers.")
-
-
-register(
-    Step(
-        name="classify",
-        config=Classify,
-        summary="Assign each record to a capability, by keywords, a local model or an endpoint.",
-        section="B.3",
-        needs=("text",),
-        gives=("capability", "modality"),
-        function=classify,
-        prepare=_prepare,
-    )
-)

@@ -111,6 +111,14 @@ def decide_coverage(
         yield Decision(number, piece, facts=facts)
 
 
+@Step(
+    config=RenderRareConfig,
+    summary="Add images of rare characters and words, rendered from fonts.",
+    section="B.1.2",
+    needs=("rare_items", "rare_missing"),
+    gives=("rendered_rare", "rare_without_glyph"),
+    prepare=lambda config, context: font_files(config.fonts),
+)
 def render_rare(records: list[Record], config: RenderRareConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: after each record with noted rare items, add images of them, as many as are missing to the least count.
 
@@ -198,14 +206,6 @@ def _groups(left: dict[str, int], per_image: int) -> Iterator[list[str]]:
         yield group
 
 
-def _prepare_coverage(config: TextCoverageConfig, context: Context) -> None:
-    _expected(config.expected)
-
-
-def _prepare(config: RenderRareConfig, context: Context) -> None:
-    font_files(config.fonts)
-
-
 register(
     Step(
         name="text_coverage",
@@ -216,18 +216,6 @@ register(
         gives=("rare_items", "rare_missing"),
         sign=sign_coverage,
         decide=decide_coverage,
-        prepare=_prepare_coverage,
-    )
-)
-register(
-    Step(
-        name="render_rare",
-        config=RenderRareConfig,
-        summary="Add images of rare characters and words, rendered from fonts.",
-        section="B.1.2",
-        needs=("rare_items", "rare_missing"),
-        gives=("rendered_rare", "rare_without_glyph"),
-        function=render_rare,
-        prepare=_prepare,
+        prepare=lambda config, context: _expected(config.expected),
     )
 )

@@ -15,7 +15,7 @@ from mindvl_data.curation.page_layout import Block, is_wide
 from mindvl_data.curation.page_markdown import document_blocks, to_markdown
 from mindvl_data.curation.pdf import Figure, Page, PdfLimits, read_pages
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import SampleError
 
 PROMPTS = (
@@ -120,6 +120,13 @@ def question_and_answer(prompt: str, answer: str) -> list[dict[str, Any]]:
     ]
 
 
+@Step(
+    config=PdfPagesConfig,
+    summary="Render each page of a PDF and extract its text as Markdown: one image-text pair per page.",
+    section="B.1.2",
+    needs=("document",),
+    gives=("page",),
+)
 def pdf_pages(records: list[Record], config: PdfPagesConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: each page of a PDF becomes a pair of its image and its text as Markdown, without markers of images.
 
@@ -128,6 +135,14 @@ def pdf_pages(records: list[Record], config: PdfPagesConfig, context: Context) -
     return [_pages_of(record, config, context) for record in records]
 
 
+@Step(
+    config=PdfInterleavedConfig,
+    summary="Extract the text of a PDF as Markdown with its embedded images in reading order.",
+    section="B.1.2",
+    needs=("document",),
+    gives=("page", "num_images"),
+    reasons={"text_only": "The document has no embedded image."},
+)
 def pdf_interleaved(records: list[Record], config: PdfInterleavedConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: the text of a PDF as Markdown with its embedded images at their places in reading order.
 
@@ -137,11 +152,31 @@ def pdf_interleaved(records: list[Record], config: PdfInterleavedConfig, context
     return [_interleaved_of(record, config) for record in records]
 
 
+@Step(
+    config=CleanDocumentConfig,
+    summary="Clean texts of documents: characters, spaces, ligatures, hyphens at line ends, image markers.",
+    section="B.1.2",
+    needs=("text",),
+)
 def clean_document(records: list[Record], config: CleanDocumentConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: apply the rules of document_rules.py to all texts, for documents that did not come from a PDF."""
     return [record.map_texts(lambda text: clean_text(text, config.keep_image_markers)) for record in records]
 
 
+@Step(
+    config=DocumentTextConfig,
+    summary="Drop pages and documents without text, with garbled text, or with text of an unusual length.",
+    section="B.1.2",
+    needs=("text",),
+    gives=("num_characters", "garbled"),
+    reasons={
+        "no_text": "The page has no text.",
+        "short": "The text has less than min_characters characters.",
+        "long": "The text has more than max_characters characters.",
+        "garbled": "More than max_garbled of the characters are signs of a broken encoding.",
+        "text_only": "The record has no image.",
+    },
+)
 def document_text(records: list[Record], config: DocumentTextConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: drop pages without text, with too much text, and with garbled text; text-only documents."""
     return [_checked(record, config) for record in records]
@@ -238,56 +273,3 @@ def _digest(figure: Figure) -> bytes:
 def _repeated_images(pages: Sequence[Page]) -> set[bytes]:
     counts = Counter(digest for page in pages for digest in {_digest(figure) for figure in page.figures})
     return {digest for digest, count in counts.items() if count >= _REPEATED_IMAGE}
-
-
-register(
-    Step(
-        name="pdf_pages",
-        config=PdfPagesConfig,
-        summary="Render each page of a PDF and extract its text as Markdown: one image-text pair per page.",
-        section="B.1.2",
-        needs=("document",),
-        gives=("page",),
-        function=pdf_pages,
-    )
-)
-register(
-    Step(
-        name="pdf_interleaved",
-        config=PdfInterleavedConfig,
-        summary="Extract the text of a PDF as Markdown with its embedded images in reading order.",
-        section="B.1.2",
-        needs=("document",),
-        gives=("page", "num_images"),
-        reasons={"text_only": "The document has no embedded image."},
-        function=pdf_interleaved,
-    )
-)
-register(
-    Step(
-        name="clean_document",
-        config=CleanDocumentConfig,
-        summary="Clean texts of documents: characters, spaces, ligatures, hyphens at line ends, image markers.",
-        section="B.1.2",
-        needs=("text",),
-        function=clean_document,
-    )
-)
-register(
-    Step(
-        name="document_text",
-        config=DocumentTextConfig,
-        summary="Drop pages and documents without text, with garbled text, or with text of an unusual length.",
-        section="B.1.2",
-        needs=("text",),
-        gives=("num_characters", "garbled"),
-        reasons={
-            "no_text": "The page has no text.",
-            "short": "The text has less than min_characters characters.",
-            "long": "The text has more than max_characters characters.",
-            "garbled": "More than max_garbled of the characters are signs of a broken encoding.",
-            "text_only": "The record has no image.",
-        },
-        function=document_text,
-    )
-)

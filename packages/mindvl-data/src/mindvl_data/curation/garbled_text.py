@@ -13,7 +13,7 @@ import numpy as np
 from mindvl_data.curation.characters import garbled, measured, table_of
 from mindvl_data.curation.limits import Limit, apply_limits, check_range
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.step import Context, Outcome, Step
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ _MOJIBAKE_STARTS = (
 )
 
 
+@Step(
+    config=GarbledText,
+    summary="Drop texts with damaged characters.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("garbled_ratio",),
+    reasons={"garbled": "The share of damaged characters is above max_ratio."},
+)
 def garbled_text(records: list[Record], config: GarbledText, context: Context) -> Sequence[Outcome]:
     """Drop texts with damaged characters (paper, B.1.1 and B.1.2: garbled characters)."""
     texts = [record.text() for record in records]
@@ -63,17 +71,3 @@ def garbled_text(records: list[Record], config: GarbledText, context: Context) -
     return apply_limits(
         records, {"garbled_ratio": ratio}, (Limit("garbled_ratio", None, config.max_ratio, "", "garbled"),)
     )
-
-
-register(
-    Step(
-        name="garbled_text",
-        config=GarbledText,
-        summary="Drop texts with damaged characters.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("garbled_ratio",),
-        reasons={"garbled": "The share of damaged characters is above max_ratio."},
-        function=garbled_text,
-    )
-)

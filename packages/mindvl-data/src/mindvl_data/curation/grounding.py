@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mindvl_data.curation.documents import is_chinese
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.regions import Region, inside, point_of, regions_of
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 
 # {} is the place of the box or of the phrase.
 REFER = ("What is in the box {}?", "Describe the region {}.", "Give a short caption of the area {}.")
@@ -65,6 +65,17 @@ class GroundingConfig:
             raise ValueError(f"max_regions: must be at least 1, got {self.max_regions}. Use 16.")
 
 
+@Step(
+    config=GroundingConfig,
+    summary="Turn regions into referring tasks (box to phrase) and grounding tasks (phrase to box or point) at random.",
+    section="B.1.4",
+    needs=("image",),
+    gives=("regions", "usable_regions", "referring", "grounding"),
+    reasons={
+        "no_regions": "No region with a phrase is inside of the image and large enough.",
+        "ambiguous": "Every phrase has more than max_same boxes.",
+    },
+)
 def grounding_tasks(records: list[Record], config: GroundingConfig, context: Context) -> Sequence[Outcome]:
     """B.1.4: turn the regions of an image into one conversation of referring and grounding tasks."""
     return [_conversation(record, config, context) for record in records]
@@ -143,20 +154,3 @@ def _box_part(region: Region) -> dict[str, Any]:
 
 def _point_part(region: Region) -> dict[str, Any]:
     return {"type": "point", "image": 0, "xy": [round(value, 2) for value in point_of(region)]}
-
-
-register(
-    Step(
-        name="grounding_tasks",
-        config=GroundingConfig,
-        summary="Turn regions into referring tasks (box to phrase) and grounding tasks (phrase to box or point) at random.",
-        section="B.1.4",
-        needs=("image",),
-        gives=("regions", "usable_regions", "referring", "grounding"),
-        reasons={
-            "no_regions": "No region with a phrase is inside of the image and large enough.",
-            "ambiguous": "Every phrase has more than max_same boxes.",
-        },
-        function=grounding_tasks,
-    )
-)

@@ -16,7 +16,7 @@ from PIL import Image
 from mindvl_data.config import ImageConfig
 from mindvl_data.curation.limits import check_range
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import SampleError
 from mindvl_data.image_files import open_image, orientation
 from mindvl_data.shards.media import media_extension
@@ -60,6 +60,26 @@ class ImageSize:
         check_range("aspect_ratio", None, self.max_aspect_ratio, lowest=1.0)
 
 
+@Step(
+    config=ImageSize,
+    summary="Drop records by the size, aspect ratio, bytes, frames and number of their images.",
+    section="B.1.1",
+    needs=("image",),
+    gives=("num_images", "image_width", "image_height", "aspect_ratio", "image_bytes"),
+    reasons={
+        "placeholders": "The text has another number of image placeholders than the record has files.",
+        "too_few_images": "The record has fewer images than min_images.",
+        "too_many_images": "The record has more images than max_images.",
+        "small_side": "The shorter side is below min_side.",
+        "large_side": "The longer side is above max_side.",
+        "few_pixels": "The image has fewer pixels than min_pixels.",
+        "many_pixels": "The image has more pixels than max_pixels.",
+        "aspect_ratio": "The longer side divided by the shorter one is above max_aspect_ratio.",
+        "few_bytes": "The file has fewer bytes than min_bytes.",
+        "many_bytes": "The file has more bytes than max_bytes.",
+        "animated": "The image has several frames.",
+    },
+)
 def image_size(records: list[Record], config: ImageSize, context: Context) -> Sequence[Outcome]:
     """Drop images by size, shape, bytes, frames and number (paper, B.1.1: image-based criteria). Decodes nothing."""
     del context
@@ -127,6 +147,20 @@ class ImageContent:
             check_range(name, None, getattr(self, f"max_{name}"))
 
 
+@Step(
+    config=ImageContent,
+    summary="Drop blank images, blurred images and images with wide borders.",
+    section="B.1.1",
+    needs=("image",),
+    gives=("entropy", "sharpness", "dominant_color", "deviation", "border", "gray"),
+    reasons={
+        "blank": "One color covers more than max_dominant, or gray levels deviate less than min_deviation.",
+        "low_entropy": "The entropy is below min_entropy.",
+        "blurred": "The variance of the Laplacian is below min_sharpness.",
+        "borders": "The share of borders of one color is above max_border.",
+        "gray": "The share of pixels without color is above max_gray.",
+    },
+)
 def image_content(records: list[Record], config: ImageContent, context: Context) -> Sequence[Outcome]:
     """Drop blank, blurred and framed images (paper, B.1.1: image-based criteria)."""
     del context
@@ -244,47 +278,3 @@ def _inside(pixels: NDArray[np.uint8], color: NDArray[np.uint8]) -> float:
         content = np.flatnonzero(~equal.all(axis=1 - axis))
         share *= (int(content[-1] - content[0]) + 1) / equal.shape[axis] if len(content) else 0.0
     return share
-
-
-register(
-    Step(
-        name="image_size",
-        config=ImageSize,
-        summary="Drop records by the size, aspect ratio, bytes, frames and number of their images.",
-        section="B.1.1",
-        needs=("image",),
-        gives=("num_images", "image_width", "image_height", "aspect_ratio", "image_bytes"),
-        reasons={
-            "placeholders": "The text has another number of image placeholders than the record has files.",
-            "too_few_images": "The record has fewer images than min_images.",
-            "too_many_images": "The record has more images than max_images.",
-            "small_side": "The shorter side is below min_side.",
-            "large_side": "The longer side is above max_side.",
-            "few_pixels": "The image has fewer pixels than min_pixels.",
-            "many_pixels": "The image has more pixels than max_pixels.",
-            "aspect_ratio": "The longer side divided by the shorter one is above max_aspect_ratio.",
-            "few_bytes": "The file has fewer bytes than min_bytes.",
-            "many_bytes": "The file has more bytes than max_bytes.",
-            "animated": "The image has several frames.",
-        },
-        function=image_size,
-    )
-)
-register(
-    Step(
-        name="image_content",
-        config=ImageContent,
-        summary="Drop blank images, blurred images and images with wide borders.",
-        section="B.1.1",
-        needs=("image",),
-        gives=("entropy", "sharpness", "dominant_color", "deviation", "border", "gray"),
-        reasons={
-            "blank": "One color covers more than max_dominant, or gray levels deviate less than min_deviation.",
-            "low_entropy": "The entropy is below min_entropy.",
-            "blurred": "The variance of the Laplacian is below min_sharpness.",
-            "borders": "The share of borders of one color is above max_border.",
-            "gray": "The share of pixels without color is above max_gray.",
-        },
-        function=image_content,
-    )
-)

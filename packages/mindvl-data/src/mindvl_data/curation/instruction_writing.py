@@ -13,7 +13,7 @@ from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, Re
 from mindvl_data.curation.model_replies import json_value
 from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import SampleError
 
 
@@ -50,6 +50,14 @@ class WriteInstructions:
             raise ValueError(f"count: must be at least 1, got {self.count}. Correct it.")
 
 
+@Step(
+    config=WriteInstructions,
+    summary="Add questions with answers about the images, which a model writes for chosen capabilities.",
+    section="B.3",
+    needs=("image",),
+    gives=("generated", "answer_by"),
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
 def write_instructions(records: list[Record], config: WriteInstructions, context: Context) -> Sequence[Outcome]:
     """Add records with new questions and answers about the images of a record (paper, appendix B.3)."""
 
@@ -91,21 +99,3 @@ def _extended(record: Record, reply: Reply, config: WriteInstructions) -> list[R
         )  # fmt: skip
         records.append(new.with_facts(generated=True, answer_by=config.endpoint.model))
     return records
-
-
-def _prepare(config: WriteInstructions, context: Context) -> None:
-    check_endpoint(config.endpoint)
-
-
-register(
-    Step(
-        name="write_instructions",
-        config=WriteInstructions,
-        summary="Add questions with answers about the images, which a model writes for chosen capabilities.",
-        section="B.3",
-        needs=("image",),
-        gives=("generated", "answer_by"),
-        function=write_instructions,
-        prepare=_prepare,
-    )
-)

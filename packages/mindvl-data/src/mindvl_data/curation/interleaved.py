@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mindvl_data.curation.dialogue import turns
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.scorers import ClipSimilarity, Item
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import SampleError
 
 _CHARACTERS = 300  # of a text next to an image; CLIP reads 77 tokens
@@ -45,6 +45,14 @@ class InterleavedRelevance:
             raise ValueError(f"batch_size: must be at least 1, got {self.batch_size}. Correct it.")
 
 
+@Step(
+    config=InterleavedRelevance,
+    summary="Compare each image with the texts next to it by CLIP; remove irrelevant images or drop their records.",
+    section="B.2.1",
+    needs=("image", "text"),
+    gives=("lowest_relevance", "images_removed"),
+    reasons={"irrelevant_image": "An image is not relevant to the texts next to it, or none is."},
+)
 def interleaved_relevance(records: list[Record], config: InterleavedRelevance, context: Context) -> Sequence[Outcome]:
     """Measure how relevant each image is to the texts next to it, and remove or drop irrelevant ones (paper, B.2.1)."""
     key = ("clip", config.model, config.device, config.batch_size)
@@ -108,17 +116,3 @@ def without_images(record: Record, numbers: set[int]) -> Record:
             content.append(part)
     media = tuple(medium for number, medium in enumerate(record.media) if number not in numbers)
     return record.with_body(content=content).with_media(media)
-
-
-register(
-    Step(
-        name="interleaved_relevance",
-        config=InterleavedRelevance,
-        summary="Compare each image with the texts next to it by CLIP; remove irrelevant images or drop their records.",
-        section="B.2.1",
-        needs=("image", "text"),
-        gives=("lowest_relevance", "images_removed"),
-        reasons={"irrelevant_image": "An image is not relevant to the texts next to it, or none is."},
-        function=interleaved_relevance,
-    )
-)

@@ -15,7 +15,7 @@ from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, ch
 from mindvl_data.curation.model_replies import scores
 from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import SampleError
 
 LOW, HIGH = 1, 5  # scores
@@ -78,6 +78,26 @@ class JudgeInstruction(JudgeInterleaved):
     min_scores: dict[str, int] = field(default_factory=lambda: {"image_quality": 3, "question_quality": 3})
 
 
+@Step(
+    name="judge_instruction",
+    config=JudgeInstruction,
+    summary="Score image, question and answer of instruction data with reasons, and drop poor images and questions.",
+    section="B.3",
+    needs=("text",),
+    gives=tuple(f"{name}_score" for name in INSTRUCTION),
+    reasons={"low_score": "A dimension was scored lower than min_scores."},
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
+@Step(
+    name="judge_interleaved",
+    config=JudgeInterleaved,
+    summary="Score interleaved image-text data in several dimensions with reasons, and drop records with low scores.",
+    section="B.2.1",
+    needs=("text", "image"),
+    gives=tuple(f"{name}_score" for name in INTERLEAVED),
+    reasons={"low_score": "A dimension was scored lower than min_scores."},
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
 def judge(records: list[Record], config: JudgeInterleaved, context: Context) -> Sequence[Outcome]:
     """Score records in several dimensions with reasons, and drop low scores (paper, appendix B.2.1 and B.3).
 
@@ -123,35 +143,3 @@ def _prompt(record: Record, config: JudgeInterleaved) -> str:
     dimensions = "\n".join(f"- {name}: {description}" for name, description in config.dimensions.items())
     form = json.dumps({name: {"score": 3, "reason": "..."} for name in config.dimensions})
     return filled(prompt, dimensions=dimensions, form=form)
-
-
-def _prepare(config: JudgeInterleaved, context: Context) -> None:
-    check_endpoint(config.endpoint)
-
-
-register(
-    Step(
-        name="judge_interleaved",
-        config=JudgeInterleaved,
-        summary="Score interleaved image-text data in several dimensions with reasons, and drop records with low scores.",
-        section="B.2.1",
-        needs=("text", "image"),
-        gives=tuple(f"{name}_score" for name in INTERLEAVED),
-        reasons={"low_score": "A dimension was scored lower than min_scores."},
-        function=judge,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="judge_instruction",
-        config=JudgeInstruction,
-        summary="Score image, question and answer of instruction data with reasons, and drop poor images and questions.",
-        section="B.3",
-        needs=("text",),
-        gives=tuple(f"{name}_score" for name in INSTRUCTION),
-        reasons={"low_score": "A dimension was scored lower than min_scores."},
-        function=judge,
-        prepare=_prepare,
-    )
-)

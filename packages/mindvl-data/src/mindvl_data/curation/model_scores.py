@@ -23,7 +23,7 @@ from mindvl_data.curation.scorers import (
     OnnxScorer,
     Scorer,
 )
-from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.step import Context, Outcome, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,15 @@ class ClipScore:
         _check_batch_size(self.batch_size)
 
 
+@Step(
+    config=ClipScore,
+    summary="Drop records whose image and text have a low similarity.",
+    section="B.1.1",
+    needs=("image", "text"),
+    gives=("clip_similarity",),
+    reasons={"low_similarity": "The similarity of image and text is below min_similarity."},
+    prepare=lambda config, context: _clip(config, context),
+)
 def clip_similarity(records: list[Record], config: ClipScore, context: Context) -> Sequence[Outcome]:
     """Measure the similarity of image and text, and drop pairs of low relevance (paper, B.1.1: CLIP scoring)."""
     values = _worst(records, _clip(config, context), min)
@@ -115,6 +124,24 @@ class ImageScore:
         _check_batch_size(self.batch_size)
 
 
+def _prepare_image_score(config: ImageScore, context: Context) -> None:
+    if config.endpoint is not None:
+        check_endpoint(config.endpoint)
+    else:
+        _image_scorer(config, context)
+
+
+@Step(
+    config=ImageScore,
+    summary="Drop images by a score of a model, for example for aesthetics, violence or watermarks.",
+    section="B.1.1",
+    needs=("image",),
+    reasons={
+        "low_score": "The score is below min_score.",
+        "high_score": "The score is above max_score.",
+    },
+    prepare=_prepare_image_score,
+)
 def image_score(records: list[Record], config: ImageScore, context: Context) -> Sequence[Outcome]:
     """Score images by a user's model (paper, B.1.1: aesthetic, pornography and violence, and watermark scoring)."""
     fact = f"{config.name}_score"
@@ -153,6 +180,16 @@ class NsfwScore:
             raise ValueError(f"max_score: must be from 0 to 1, got {self.max_score}. Use for example 0.5.")
 
 
+@Step(
+    config=NsfwScore,
+    summary="Drop images in which NudeNet detects nudity.",
+    section="B.1.1",
+    needs=("image",),
+    gives=("nsfw_score",),
+    reasons={"nudity": "The probability of an exposed body part is above max_score."},
+    extra="nsfw",
+    prepare=lambda config, context: _nudenet(config, context),
+)
 def nsfw_score(records: list[Record], config: NsfwScore, context: Context) -> Sequence[Outcome]:
     """Drop images with nudity, by the detector of NudeNet (paper, B.1.1: pornography scoring)."""
     limit = Limit("nsfw_score", None, config.max_score, "", "nudity")
@@ -180,62 +217,3 @@ def _worst(records: Sequence[Record], scorer: Scorer, choose: Callable[[list[flo
 def _check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size: must be at least 1, got {batch_size}. Use for example 16.")
-
-
-def _prepare_clip(config: ClipScore, context: Context) -> None:
-    _clip(config, context)
-
-
-def _prepare_nsfw(config: NsfwScore, context: Context) -> None:
-    _nudenet(config, context)
-
-
-def _prepare_image_score(config: ImageScore, context: Context) -> None:
-    if config.endpoint is not None:
-        check_endpoint(config.endpoint)
-    else:
-        _image_scorer(config, context)
-
-
-register(
-    Step(
-        name="clip_similarity",
-        config=ClipScore,
-        summary="Drop records whose image and text have a low similarity.",
-        section="B.1.1",
-        needs=("image", "text"),
-        gives=("clip_similarity",),
-        reasons={"low_similarity": "The similarity of image and text is below min_similarity."},
-        function=clip_similarity,
-        prepare=_prepare_clip,
-    )
-)
-register(
-    Step(
-        name="image_score",
-        config=ImageScore,
-        summary="Drop images by a score of a model, for example for aesthetics, violence or watermarks.",
-        section="B.1.1",
-        needs=("image",),
-        reasons={
-            "low_score": "The score is below min_score.",
-            "high_score": "The score is above max_score.",
-        },
-        function=image_score,
-        prepare=_prepare_image_score,
-    )
-)
-register(
-    Step(
-        name="nsfw_score",
-        config=NsfwScore,
-        summary="Drop images in which NudeNet detects nudity.",
-        section="B.1.1",
-        needs=("image",),
-        gives=("nsfw_score",),
-        reasons={"nudity": "The probability of an exposed body part is above max_score."},
-        extra="nsfw",
-        function=nsfw_score,
-        prepare=_prepare_nsfw,
-    )
-)

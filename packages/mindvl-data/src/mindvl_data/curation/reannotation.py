@@ -10,14 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mindvl_data.curation.dialogue import Language, answer, check_language, language_of, turns, with_answer
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, Reply, check_endpoint
 from mindvl_data.curation.model_replies import complete_text
 from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import SampleError
 
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
@@ -49,6 +48,14 @@ class Recaption:
         check_language(self.language)
 
 
+@Step(
+    config=Recaption,
+    summary="Replace texts of low relevance to their image with captions of a model.",
+    section="B.1.1",
+    needs=("image", "text"),
+    gives=("recaptioned", "answer_by"),
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
 def recaption(records: list[Record], config: Recaption, context: Context) -> Sequence[Outcome]:
     """Replace the text of pairs of low image-text relevance by a caption of a model (paper, appendix B.1.1)."""
 
@@ -93,6 +100,14 @@ class Reannotate:
         check_language(self.language)
 
 
+@Step(
+    config=Reannotate,
+    summary="Replace poor answers to good questions with answers of a model.",
+    section="B.3",
+    needs=("text",),
+    gives=("reannotated", "answer_by"),
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
 def reannotate(records: list[Record], config: Reannotate, context: Context) -> Sequence[Outcome]:
     """Write poor answers to good questions anew (paper, appendix B.3)."""
 
@@ -136,6 +151,14 @@ class RewriteAnswers:
             check_fields(name, prompt, "question", "answer")
 
 
+@Step(
+    config=RewriteAnswers,
+    summary="Rewrite answers in one style without changing their numbers.",
+    section="B.1.6",
+    needs=("text",),
+    gives=("rewritten", "answer_by"),
+    prepare=lambda config, context: check_endpoint(config.endpoint),
+)
 def rewrite_answers(records: list[Record], config: RewriteAnswers, context: Context) -> Sequence[Outcome]:
     """Rewrite the last answer in one style (paper, appendix B.1.6).
 
@@ -174,45 +197,3 @@ def _replaced(record: Record, reply: Reply | None, endpoint: EndpointConfig, fac
     changed = with_answer(record, complete_text(reply))
     changed = changed.with_body(replaced_answer=record.body.get("replaced_answer", answer(record)))
     return changed.with_facts(**{fact: True, "answer_by": endpoint.model})
-
-
-def _prepare(config: Any, context: Context) -> None:
-    check_endpoint(config.endpoint)
-
-
-register(
-    Step(
-        name="recaption",
-        config=Recaption,
-        summary="Replace texts of low relevance to their image with captions of a model.",
-        section="B.1.1",
-        needs=("image", "text"),
-        gives=("recaptioned", "answer_by"),
-        function=recaption,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="reannotate",
-        config=Reannotate,
-        summary="Replace poor answers to good questions with answers of a model.",
-        section="B.3",
-        needs=("text",),
-        gives=("reannotated", "answer_by"),
-        function=reannotate,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="rewrite_answers",
-        config=RewriteAnswers,
-        summary="Rewrite answers in one style without changing their numbers.",
-        section="B.1.6",
-        needs=("text",),
-        gives=("rewritten", "answer_by"),
-        function=rewrite_answers,
-        prepare=_prepare,
-    )
-)

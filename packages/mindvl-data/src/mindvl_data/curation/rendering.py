@@ -20,7 +20,7 @@ from mindvl_data.curation.fonts import font_files, usable_fonts
 from mindvl_data.curation.page_layout import is_wide
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.scene_ocr import PROMPTS, PROMPTS_ZH
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 
 _CONTRAST = 96  # smallest difference of brightness between text and background
 _LINE_HEIGHT = 1.35  # in font sizes
@@ -58,6 +58,22 @@ class RenderConfig:
             raise ValueError(f"max_characters: must be from 1 to 4000, got {self.max_characters}. Use 400.")
 
 
+def _prepare(config: RenderConfig, context: Context) -> None:
+    for path in font_files(config.fonts):
+        usable_fonts("", [path], context)
+
+
+@Step(
+    config=RenderConfig,
+    summary="Render texts into images with varied fonts, sizes, colors and backgrounds.",
+    section="B.1.2",
+    needs=("text",),
+    reasons={
+        "no_text": "The record has no text.",
+        "missing_glyphs": "No font has all characters of the text; the value lists the missing ones.",
+    },
+    prepare=_prepare,
+)
 def render_text(records: list[Record], config: RenderConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: render the text of each record into one or more images with this text as the answer."""
     fonts = font_files(config.fonts)
@@ -171,25 +187,3 @@ def _contrasting(brightness: float, chance: random.Random) -> tuple[int, int, in
     if chance.random() < 0.5:
         return (max(0, low),) * 3 if brightness > 127 else (255, 255, 255)
     return chance.randint(max(0, low), high), chance.randint(max(0, low), high), chance.randint(max(0, low), high)
-
-
-def _prepare(config: RenderConfig, context: Context) -> None:
-    for path in font_files(config.fonts):
-        usable_fonts("", [path], context)
-
-
-register(
-    Step(
-        name="render_text",
-        config=RenderConfig,
-        summary="Render texts into images with varied fonts, sizes, colors and backgrounds.",
-        section="B.1.2",
-        needs=("text",),
-        reasons={
-            "no_text": "The record has no text.",
-            "missing_glyphs": "No font has all characters of the text; the value lists the missing ones.",
-        },
-        function=render_text,
-        prepare=_prepare,
-    )
-)

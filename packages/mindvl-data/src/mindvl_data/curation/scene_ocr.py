@@ -22,7 +22,7 @@ from mindvl_data.curation.ocr_engines import (
 )
 from mindvl_data.curation.page_layout import Line, reading_order
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 
 PROMPTS = ("Read the text in this image.", "What text is in the image?", "Transcribe all text that you can see.")
 PROMPTS_ZH = (
@@ -67,6 +67,24 @@ class SceneOcrConfig:
             raise ValueError("second: is the same engine as first and always agrees with it. Choose another engine.")
 
 
+def _prepare(config: SceneOcrConfig, context: Context) -> None:
+    check_engine(config.first)
+    check_engine(config.second)
+
+
+@Step(
+    config=SceneOcrConfig,
+    summary="Read images with two OCR engines and keep the lines that both read alike.",
+    section="B.1.2",
+    needs=("image",),
+    gives=("ocr_agreement", "ocr_lines"),
+    reasons={
+        "no_text": "Neither engine finds text.",
+        "disagreement": "The engines read less than min_agreement of the characters alike.",
+    },
+    extra="ocr",
+    prepare=_prepare,
+)
 def scene_ocr(records: list[Record], config: SceneOcrConfig, context: Context) -> Sequence[Outcome]:
     """B.1.2: read an image with two engines and keep what both read alike, as text or as lines with boxes."""
     first, second = engine_of(config.first, context), engine_of(config.second, context)
@@ -194,27 +212,3 @@ def _answered(record: Record, lines: Sequence[OcrLine], config: SceneOcrConfig, 
     ]
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return record.with_body(messages=messages, content=None, ocr_lines=found)
-
-
-def _prepare(config: SceneOcrConfig, context: Context) -> None:
-    check_engine(config.first)
-    check_engine(config.second)
-
-
-register(
-    Step(
-        name="scene_ocr",
-        config=SceneOcrConfig,
-        summary="Read images with two OCR engines and keep the lines that both read alike.",
-        section="B.1.2",
-        needs=("image",),
-        gives=("ocr_agreement", "ocr_lines"),
-        reasons={
-            "no_text": "Neither engine finds text.",
-            "disagreement": "The engines read less than min_agreement of the characters alike.",
-        },
-        extra="ocr",
-        function=scene_ocr,
-        prepare=_prepare,
-    )
-)

@@ -14,7 +14,7 @@ Comes after record.py; the steps are in the modules that `STEP_MODULES` lists; e
 import importlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -115,6 +115,7 @@ class Context:
 
 
 RecordFunction = Callable[[list[Record], Any, Context], Sequence[Outcome]]
+F = TypeVar("F", bound=RecordFunction)
 
 
 class Signatures(Protocol):
@@ -147,6 +148,8 @@ DecideFunction = Callable[[Signatures, Any, Context, Path], Iterable[Decision]]
 class Step:
     """A step as it is registered: exactly one of `function` and (`sign`, `decide`) is given.
 
+    As a decorator, `@Step(config=..., summary=...)`, it registers the function of a record step under its own name.
+
     Attributes:
         name: Name in the YAML file.
         config: Frozen dataclass of its parameters; every field has a type and, where possible, a default. A value that is
@@ -160,10 +163,10 @@ class Step:
         prepare: Called once in the main process before any worker starts: checks files and endpoints, raises DataError.
     """
 
-    name: str
+    name: str = ""
     config: type
     summary: str
-    section: str
+    section: str = ""
     needs: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
@@ -171,7 +174,11 @@ class Step:
     function: RecordFunction | None = None
     sign: SignFunction | None = None
     decide: DecideFunction | None = None
-    prepare: Callable[[Any, Context], None] | None = None
+    prepare: Callable[[Any, Context], object] | None = None
+
+    def __call__(self, function: F) -> F:
+        register(replace(self, name=self.name or function.__name__, function=function))
+        return function
 
 
 _STEPS: dict[str, Step] = {}

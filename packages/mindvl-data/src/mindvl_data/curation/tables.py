@@ -19,7 +19,7 @@ from mindvl_data.curation.extras import require
 from mindvl_data.curation.fonts import font_files, usable_fonts
 from mindvl_data.curation.page_markdown import table_markdown
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.curation.table_html import (
     Rows,
     TableError,
@@ -103,6 +103,14 @@ class ChartTableConfig(TableConfig):
     fonts: tuple[Path, ...] = ()
 
 
+@Step(
+    config=TableConfig,
+    summary="Write tables as plain HTML and drop those whose cells do not form a grid.",
+    section="B.1.3",
+    needs=("text",),
+    gives=("table_rows", "table_columns"),
+    reasons=_GRID_REASONS,
+)
 def table_html(records: list[Record], config: TableConfig, context: Context) -> Sequence[Outcome]:
     """B.1.3: replace the answer of each record, a table in HTML, Markdown or CSV, by plain HTML whose grid is consistent."""
     outcomes: list[Outcome] = []
@@ -116,6 +124,15 @@ def table_html(records: list[Record], config: TableConfig, context: Context) -> 
     return outcomes
 
 
+@Step(
+    config=RenderTableConfig,
+    summary="Draw tables as images with their HTML as the answer.",
+    section="B.1.3",
+    needs=("text",),
+    gives=("table_rows", "table_columns"),
+    reasons={**_GRID_REASONS, "missing_glyphs": "No font has all characters of the table."},
+    prepare=lambda config, context: font_files(config.fonts),
+)
 def render_table(records: list[Record], config: RenderTableConfig, context: Context) -> Sequence[Outcome]:
     """B.1.3: draw the table of each record in varied styles; the answer is its plain HTML."""
     fonts = font_files(config.fonts)
@@ -140,6 +157,25 @@ def render_table(records: list[Record], config: RenderTableConfig, context: Cont
     return outcomes
 
 
+def _prepare_charts(config: ChartTableConfig, context: Context) -> None:
+    require("matplotlib", extra="plots", where="steps: chart_table")
+    font_files(config.fonts)
+
+
+@Step(
+    config=ChartTableConfig,
+    summary="Draw the numbers of tables as charts with the table as the answer.",
+    section="B.1.3",
+    needs=("text",),
+    gives=("chart",),
+    reasons={
+        **_GRID_REASONS,
+        "not_numeric": "The table is not one of categories and numbers.",
+        "missing_glyphs": "No font has all characters of the table.",
+    },
+    extra="plots",
+    prepare=_prepare_charts,
+)
 def chart_table(records: list[Record], config: ChartTableConfig, context: Context) -> Sequence[Outcome]:
     """B.1.3: draw the numbers of a table as a chart; the answer is the table in Markdown.
 
@@ -262,57 +298,3 @@ def _places(rows: Rows) -> list[tuple[tuple[int, int], Any]]:
             placed.append(((index, column), cell))
             taken |= {(index + down, column + right) for down in range(cell.rowspan) for right in range(cell.colspan)}
     return placed
-
-
-def _prepare_charts(config: ChartTableConfig, context: Context) -> None:
-    require("matplotlib", extra="plots", where="steps: chart_table")
-    font_files(config.fonts)
-
-
-def _prepare_fonts(config: RenderTableConfig, context: Context) -> None:
-    font_files(config.fonts)
-
-
-register(
-    Step(
-        name="table_html",
-        config=TableConfig,
-        summary="Write tables as plain HTML and drop those whose cells do not form a grid.",
-        section="B.1.3",
-        needs=("text",),
-        gives=("table_rows", "table_columns"),
-        reasons=_GRID_REASONS,
-        function=table_html,
-    )
-)
-register(
-    Step(
-        name="render_table",
-        config=RenderTableConfig,
-        summary="Draw tables as images with their HTML as the answer.",
-        section="B.1.3",
-        needs=("text",),
-        gives=("table_rows", "table_columns"),
-        reasons={**_GRID_REASONS, "missing_glyphs": "No font has all characters of the table."},
-        function=render_table,
-        prepare=_prepare_fonts,
-    )
-)
-register(
-    Step(
-        name="chart_table",
-        config=ChartTableConfig,
-        summary="Draw the numbers of tables as charts with the table as the answer.",
-        section="B.1.3",
-        needs=("text",),
-        gives=("chart",),
-        reasons={
-            **_GRID_REASONS,
-            "not_numeric": "The table is not one of categories and numbers.",
-            "missing_glyphs": "No font has all characters of the table.",
-        },
-        extra="plots",
-        function=chart_table,
-        prepare=_prepare_charts,
-    )
-)

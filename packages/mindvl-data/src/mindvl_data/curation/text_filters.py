@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from mindvl_data.curation.extras import require
 from mindvl_data.curation.limits import Limit, apply_limits, check_range
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.curation.word_lists import Phrases, folded, read_list, require_files
 
 # Every repetition is bounded or cannot match what follows it, so that matching takes linear time on any text.
@@ -85,6 +85,20 @@ class Boilerplate:
         check_range("phrase_ratio", None, self.max_phrase_ratio)
 
 
+@Step(
+    config=Boilerplate,
+    summary="Drop texts that are file names or numbers, or mostly addresses or phrases of web pages.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("url_ratio", "phrase_ratio"),
+    reasons={
+        "mostly_urls": "The share of characters in addresses is above max_url_ratio.",
+        "boilerplate": "The share of characters in phrases of web pages is above max_phrase_ratio.",
+        "file_name": "The text is a file name.",
+        "only_numbers": "The text is dimensions, a price or other numbers.",
+    },
+    prepare=require_files,
+)
 def boilerplate(records: list[Record], config: Boilerplate, context: Context) -> Sequence[Outcome]:
     """Drop file names, addresses, numbers and phrases of web pages (paper, B.1.1: noisy alt texts)."""
     own = config.phrases
@@ -133,6 +147,17 @@ class BlockList:
             raise ValueError("phrases: no list is given. Name at least one file in phrases or hosts.")
 
 
+@Step(
+    config=BlockList,
+    summary="Drop records with a blocked phrase or host.",
+    section="B.1.1",
+    needs=("text",),
+    reasons={
+        "blocked_phrase": "The text has a phrase of the list.",
+        "blocked_host": "An address of the record belongs to a host of the list.",
+    },
+    prepare=require_files,
+)
 def block_list(records: list[Record], config: BlockList, context: Context) -> Sequence[Outcome]:
     """Drop records with a blocked phrase or host (paper, B.1.1: URL filtering and text-based criteria)."""
     phrases: Phrases = context.resource(
@@ -176,6 +201,18 @@ class TextLanguage:
         check_range("score", self.min_score, 1.0)
 
 
+@Step(
+    config=TextLanguage,
+    summary="Identify the language of texts by fastText's lid.176, and drop texts in other languages than those listed.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("language", "language_score"),
+    reasons={
+        "other_language": "The language is not one of `languages`.",
+        "uncertain_language": "The probability of the language is below min_score.",
+    },
+    prepare=lambda config, context: context.resource("lid.176", _load_language_model) and None,
+)
 def text_language(records: list[Record], config: TextLanguage, context: Context) -> Sequence[Outcome]:
     """Identify the language with fastText's lid.176, and drop others (paper, B.1.1: Chinese and English data)."""
     detector = context.resource("lid.176", _load_language_model)
@@ -238,59 +275,3 @@ def _blocked(url: str, hosts: frozenset[str]) -> str | None:
         return None
     labels = name.rstrip(".").split(".")[-20:]
     return next((host for start in range(len(labels)) if (host := ".".join(labels[start:])) in hosts), None)
-
-
-def _prepare(config: Any, context: Context) -> None:
-    del context
-    require_files(config)
-
-
-register(
-    Step(
-        name="boilerplate",
-        config=Boilerplate,
-        summary="Drop texts that are file names or numbers, or mostly addresses or phrases of web pages.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("url_ratio", "phrase_ratio"),
-        reasons={
-            "mostly_urls": "The share of characters in addresses is above max_url_ratio.",
-            "boilerplate": "The share of characters in phrases of web pages is above max_phrase_ratio.",
-            "file_name": "The text is a file name.",
-            "only_numbers": "The text is dimensions, a price or other numbers.",
-        },
-        function=boilerplate,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="block_list",
-        config=BlockList,
-        summary="Drop records with a blocked phrase or host.",
-        section="B.1.1",
-        needs=("text",),
-        reasons={
-            "blocked_phrase": "The text has a phrase of the list.",
-            "blocked_host": "An address of the record belongs to a host of the list.",
-        },
-        function=block_list,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="text_language",
-        config=TextLanguage,
-        summary="Identify the language of texts by fastText's lid.176, and drop texts in other languages than those listed.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("language", "language_score"),
-        reasons={
-            "other_language": "The language is not one of `languages`.",
-            "uncertain_language": "The probability of the language is below min_score.",
-        },
-        function=text_language,
-        prepare=lambda config, context: context.resource("lid.176", _load_language_model) and None,
-    )
-)

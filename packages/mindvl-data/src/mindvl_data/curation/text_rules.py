@@ -9,7 +9,6 @@ those of data-juicer's text filters where it has the same rule, so that the same
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from mindvl_data.curation.characters import (
 )
 from mindvl_data.curation.limits import Limit, apply_limits, check_range
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Outcome, Step, register
+from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.curation.word_lists import read_characters, read_list, require_files
 
 MEASURED_CHARACTERS = (
@@ -60,6 +59,20 @@ class TextLength:
         check_range("words", self.min_words, self.max_words)
 
 
+@Step(
+    config=TextLength,
+    summary="Drop texts with too few or too many characters or words.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("num_characters", "num_words"),
+    reasons={
+        "too_short": "The text has fewer characters than min_characters.",
+        "too_long": "The text has more characters than max_characters.",
+        "too_few_words": "The text has fewer words than min_words.",
+        "too_many_words": "The text has more words than max_words.",
+    },
+    prepare=require_files,
+)
 def text_length(records: list[Record], config: TextLength, context: Context) -> Sequence[Outcome]:
     """Drop texts that are too short or too long (paper, B.1.1: text-based criteria)."""
     texts = [record.text() for record in records]
@@ -95,6 +108,19 @@ class LineLength:
         check_range("longest", self.min_longest, self.max_longest)
 
 
+@Step(
+    config=LineLength,
+    summary="Drop texts whose lines are very short or very long.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("average_line_length", "longest_line"),
+    reasons={
+        "lines_too_short": "The average line is shorter than min_average.",
+        "lines_too_long": "The average line is longer than max_average.",
+        "longest_line_too_short": "The longest line is shorter than min_longest.",
+        "longest_line_too_long": "The longest line is longer than max_longest.",
+    },
+)
 def line_length(records: list[Record], config: LineLength, context: Context) -> Sequence[Outcome]:
     """Drop texts of very short or very long lines, such as lists of links or tables without line ends (paper, B.1.1)."""
     del context
@@ -140,6 +166,18 @@ class CharacterRatios:
         check_range("special", None, self.max_special)
 
 
+@Step(
+    config=CharacterRatios,
+    summary="Drop texts with few letters and numbers or many special characters.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("alphanumeric_ratio", "special_ratio"),
+    reasons={
+        "few_alphanumeric": "The share of letters and numbers is below min_alphanumeric.",
+        "many_special": "The share of special characters is above max_special.",
+    },
+    prepare=require_files,
+)
 def character_ratios(records: list[Record], config: CharacterRatios, context: Context) -> Sequence[Outcome]:
     """Drop texts with few letters and numbers, or with many special characters (paper, B.1.1)."""
     texts = [record.text() for record in records]
@@ -190,6 +228,18 @@ class Repetition:
         check_range("words", None, self.max_words)
 
 
+@Step(
+    config=Repetition,
+    summary="Drop texts that repeat characters or words.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("character_repetition", "word_repetition"),
+    reasons={
+        "repeated_characters": "The share of frequent n-grams of characters is above max_characters.",
+        "repeated_words": "The share of repeated n-grams of words is above max_words.",
+    },
+    prepare=require_files,
+)
 def repetition(records: list[Record], config: Repetition, context: Context) -> Sequence[Outcome]:
     """Drop texts that repeat themselves (paper, B.1.1). Measured in the first 2**20 characters."""
     ends = word_ends(config.special_characters, context)
@@ -234,6 +284,18 @@ class ListedWords:
         check_range("ratio", self.min_ratio, self.max_ratio)
 
 
+@Step(
+    config=ListedWords,
+    summary="Drop texts with too few or too many words of a list, such as stop words or flagged words.",
+    section="B.1.1",
+    needs=("text",),
+    gives=("listed_words_ratio",),
+    reasons={
+        "few_listed_words": "The share of listed words is below min_ratio.",
+        "many_listed_words": "The share of listed words is above max_ratio.",
+    },
+    prepare=require_files,
+)
 def listed_words(records: list[Record], config: ListedWords, context: Context) -> Sequence[Outcome]:
     """Drop texts with too few or too many words of a list (paper, B.1.1)."""
     ends = word_ends(config.special_characters, context)
@@ -264,93 +326,3 @@ def word_ends(file: Path | None, context: Context) -> Table:
     if file is not None:
         return special_table(file, context)
     return context.resource("word ends", lambda: special() | spaces())
-
-
-def _prepare(config: Any, context: Context) -> None:
-    del context
-    require_files(config)
-
-
-register(
-    Step(
-        name="text_length",
-        config=TextLength,
-        summary="Drop texts with too few or too many characters or words.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("num_characters", "num_words"),
-        reasons={
-            "too_short": "The text has fewer characters than min_characters.",
-            "too_long": "The text has more characters than max_characters.",
-            "too_few_words": "The text has fewer words than min_words.",
-            "too_many_words": "The text has more words than max_words.",
-        },
-        function=text_length,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="line_length",
-        config=LineLength,
-        summary="Drop texts whose lines are very short or very long.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("average_line_length", "longest_line"),
-        reasons={
-            "lines_too_short": "The average line is shorter than min_average.",
-            "lines_too_long": "The average line is longer than max_average.",
-            "longest_line_too_short": "The longest line is shorter than min_longest.",
-            "longest_line_too_long": "The longest line is longer than max_longest.",
-        },
-        function=line_length,
-    )
-)
-register(
-    Step(
-        name="character_ratios",
-        config=CharacterRatios,
-        summary="Drop texts with few letters and numbers or many special characters.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("alphanumeric_ratio", "special_ratio"),
-        reasons={
-            "few_alphanumeric": "The share of letters and numbers is below min_alphanumeric.",
-            "many_special": "The share of special characters is above max_special.",
-        },
-        function=character_ratios,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="repetition",
-        config=Repetition,
-        summary="Drop texts that repeat characters or words.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("character_repetition", "word_repetition"),
-        reasons={
-            "repeated_characters": "The share of frequent n-grams of characters is above max_characters.",
-            "repeated_words": "The share of repeated n-grams of words is above max_words.",
-        },
-        function=repetition,
-        prepare=_prepare,
-    )
-)
-register(
-    Step(
-        name="listed_words",
-        config=ListedWords,
-        summary="Drop texts with too few or too many words of a list, such as stop words or flagged words.",
-        section="B.1.1",
-        needs=("text",),
-        gives=("listed_words_ratio",),
-        reasons={
-            "few_listed_words": "The share of listed words is below min_ratio.",
-            "many_listed_words": "The share of listed words is above max_ratio.",
-        },
-        function=listed_words,
-        prepare=_prepare,
-    )
-)

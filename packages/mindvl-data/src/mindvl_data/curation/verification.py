@@ -58,6 +58,15 @@ class ApplyVerification:
     decisions: Path
 
 
+@Step(
+    config=ApplyVerification,
+    summary="Use the answers that people accepted or wrote, and drop records that they rejected.",
+    section="B.3",
+    needs=("text",),
+    gives=("verification", "verified_by"),
+    reasons={"rejected": "A person rejected the record."},
+    prepare=lambda config, context: read_decisions(config.decisions),
+)
 def apply_verification(records: list[Record], config: ApplyVerification, context: Context) -> Sequence[Outcome]:
     """Use the answers that people accepted or wrote, and drop what they rejected (paper, appendix B.3)."""
     decisions = context.resource(("decisions of people", config), lambda: read_decisions(config.decisions))
@@ -219,23 +228,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _prepare_decisions(config: ApplyVerification, context: Context) -> None:
-    read_decisions(config.decisions)
-
-
-register(
-    Step(
-        name="apply_verification",
-        config=ApplyVerification,
-        summary="Use the answers that people accepted or wrote, and drop records that they rejected.",
-        section="B.3",
-        needs=("text",),
-        gives=("verification", "verified_by"),
-        reasons={"rejected": "A person rejected the record."},
-        function=apply_verification,
-        prepare=_prepare_decisions,
-    )
-)
 register(
     Step(
         name="verification_queue",

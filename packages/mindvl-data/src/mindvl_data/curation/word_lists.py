@@ -47,8 +47,8 @@ def read_characters(file: Path) -> set[str]:
     return found
 
 
-def require_files(config: Any) -> None:
-    """Check the files that a configuration names.
+def require_files(config: Any, context: Any = None) -> None:
+    """`prepare` of steps: check the files that a configuration names.
 
     Raises:
         DataError: A file does not exist or cannot be read.

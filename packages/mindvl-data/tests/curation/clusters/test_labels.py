@@ -10,8 +10,6 @@ import pytest
 from PIL import Image
 
 from mindvl_data.curation.clusters.labels import (
-    EXEMPLARS,
-    LABELS,
     ClusterExemplars,
     ClusterLabels,
     cluster_exemplars,
@@ -20,7 +18,7 @@ from mindvl_data.curation.clusters.labels import (
     read_labels,
 )
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop
+from mindvl_data.curation.step import Context, Drop, find_step
 from mindvl_data.errors import DataError
 
 
@@ -48,7 +46,7 @@ def test_labels_hold_for_clusters_below_unless_these_have_their_own(tmp_path: Pa
         ["7", "7.0", "7.1.2", "8", "9.0", "9", "77"])]  # fmt: skip
     found = cluster_labels(records, ClusterLabels(labels=path), context)
     assert found[2] == Drop("unwanted_cluster", "7.1.2")
-    assert "unwanted_cluster" in LABELS.reasons
+    assert "unwanted_cluster" in find_step("cluster_labels").reasons
     labels = [one.facts.get("cluster_label") for one in found if isinstance(one, Record)]
     assert labels == ["animal", "animal", None, "chart", None, None]
 
@@ -64,9 +62,10 @@ def test_the_label_of_the_nearest_cluster_above_counts() -> None:
 )
 def test_damaged_labels_are_refused_before_the_run(text: str, message: str, tmp_path: Path, context: Context) -> None:
     (tmp_path / "labels.jsonl").write_text(text)
-    assert LABELS.prepare is not None
+    prepare = find_step("cluster_labels").prepare
+    assert prepare is not None
     with pytest.raises(DataError, match=message):
-        LABELS.prepare(ClusterLabels(labels=tmp_path / "labels.jsonl"), context)
+        prepare(ClusterLabels(labels=tmp_path / "labels.jsonl"), context)
     with pytest.raises(DataError, match="cannot be read"):
-        LABELS.prepare(ClusterLabels(labels=tmp_path / "none.jsonl"), context)
-    assert EXEMPLARS.prepare is None
+        prepare(ClusterLabels(labels=tmp_path / "none.jsonl"), context)
+    assert find_step("cluster_exemplars").prepare is None

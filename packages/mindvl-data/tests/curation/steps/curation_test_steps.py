@@ -29,6 +29,13 @@ class Nothing:
     """No parameters."""
 
 
+@Step(
+    name="test_length",
+    config=Length,
+    summary="Measure texts.",
+    gives=("length", "chance"),
+    reasons={"short": "The text is too short."},
+)
 def length(batch: list[Record], config: Length, context: Context) -> list[Outcome]:
     if config.refuses:
         raise DataError("test_length: refuses to work.")
@@ -40,6 +47,11 @@ def length(batch: list[Record], config: Length, context: Context) -> list[Outcom
     return outcomes
 
 
+@Step(
+    name="test_hostile",
+    config=Nothing,
+    summary="End the process.",
+)
 def hostile(batch: list[Record], config: Nothing, context: Context) -> list[Outcome]:
     for record in batch:
         words = record.text().split()
@@ -58,6 +70,11 @@ def hostile(batch: list[Record], config: Nothing, context: Context) -> list[Outc
     return list(batch)
 
 
+@Step(
+    name="test_split",
+    config=Nothing,
+    summary="Split texts.",
+)
 def split(batch: list[Record], config: Nothing, context: Context) -> list[Outcome]:
     """One record for each word."""
     return [[record.with_body(content=word) for word in record.text().split()] for record in batch]
@@ -77,14 +94,6 @@ def decide(signatures: Signatures, config: Nothing, context: Context, scratch: P
                 yield Decision(number, piece, Drop("duplicate", f"same as {group}", {"duplicate_group": group}))
 
 
-register(
-    Step(
-        name="test_length", config=Length, summary="Measure texts.", section="", function=length,
-        gives=("length", "chance"), reasons={"short": "The text is too short."},
-    )
-)  # fmt: skip
-register(Step(name="test_hostile", config=Nothing, summary="End the process.", section="", function=hostile))
-register(Step(name="test_split", config=Nothing, summary="Split texts.", section="", function=split))
 register(
     Step(
         name="test_unique", config=Nothing, summary="Drop equal texts.", section="", sign=sign, decide=decide,

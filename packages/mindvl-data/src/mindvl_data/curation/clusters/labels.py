@@ -17,7 +17,7 @@ from PIL import Image
 
 from mindvl_data.curation.clusters.cluster import cluster_directory, exemplar_name
 from mindvl_data.curation.record import Record
-from mindvl_data.curation.step import Context, Drop, Outcome, Step, register
+from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import DataError
 
 DROP_LABEL = "drop"
@@ -49,6 +49,12 @@ class ClusterLabels:
     labels: Path
 
 
+@Step(
+    config=ClusterExemplars,
+    summary="Write thumbnails of typical records of each cluster, for people who label clusters.",
+    section="B.1.1",
+    needs=("image", "cluster"),
+)
 def cluster_exemplars(records: list[Record], config: ClusterExemplars, context: Context) -> Sequence[Outcome]:
     """B.1.1: write thumbnails of the records nearest to their centroid, for people who label clusters."""
     directory = cluster_directory(config.directory, context)
@@ -66,6 +72,15 @@ def cluster_exemplars(records: list[Record], config: ClusterExemplars, context: 
     return records
 
 
+@Step(
+    config=ClusterLabels,
+    summary="Map clusters to categories by a file that people filled in.",
+    section="B.1.1",
+    needs=("cluster",),
+    gives=("cluster_label",),
+    reasons={"unwanted_cluster": "People gave the cluster the label drop."},
+    prepare=lambda config, context: read_labels(config.labels),
+)
 def cluster_labels(records: list[Record], config: ClusterLabels, context: Context) -> Sequence[Outcome]:
     """B.1.1: give each record the category of its cluster; clusters with the label "drop" are dropped."""
     labels = context.resource(("cluster labels", config.labels), lambda: read_labels(Path(config.labels)))
@@ -114,32 +129,3 @@ def label_of(cluster: str, labels: dict[str, str]) -> str:
             return labels[cluster]
         cluster = cluster.rpartition(".")[0]
     return ""
-
-
-def _check_labels(config: ClusterLabels, context: Context) -> None:
-    read_labels(Path(config.labels))
-
-
-EXEMPLARS = register(
-    Step(
-        name="cluster_exemplars",
-        config=ClusterExemplars,
-        summary="Write thumbnails of typical records of each cluster, for people who label clusters.",
-        section="B.1.1",
-        needs=("image", "cluster"),
-        function=cluster_exemplars,
-    )
-)
-LABELS = register(
-    Step(
-        name="cluster_labels",
-        config=ClusterLabels,
-        summary="Map clusters to categories by a file that people filled in.",
-        section="B.1.1",
-        needs=("cluster",),
-        gives=("cluster_label",),
-        reasons={"unwanted_cluster": "People gave the cluster the label drop."},
-        function=cluster_labels,
-        prepare=_check_labels,
-    )
-)

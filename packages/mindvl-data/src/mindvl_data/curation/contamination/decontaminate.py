@@ -153,7 +153,6 @@ STEP = register(
         name="decontaminate",
         config=Decontaminate,
         summary="Drop records that share a long run of words or an image with benchmark files.",
-        section="",
         reasons={
             _TEXT_REASON: "A run of words is also in a benchmark.",
             _IMAGE_REASON: "An image looks like one of a benchmark.",
