@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE, count_option
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, PLOT_FILE, RECIPE, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     short_help="Compare loss curves with a plain transformers loop.",
     epilog="Example: mindvl check alignment recipes/tiny/sft.yaml --steps 50 --out curves.svg",
 )
-@click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@RECIPE
+@OVERRIDES
 @count_option("--steps", least=2, default=50, help="Length of both runs in steps.")
 @click.option(
     "--adapter",
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     help="Train low-rank adapters, and compare with PEFT; without a section adapter: rank 8 on all linear layers.",
 )
 @click.option("--out", type=PLOT_FILE, help="New SVG file for the figure of both curves.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.pass_context
 def alignment(
     ctx: click.Context,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE, count_option
+from mindvl_cli.commands.options import AS_JSON, PLOT_FILE, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import progress
 from mindvl_cli.whole_file import write_whole
@@ -77,7 +77,7 @@ def analyze() -> None:
     help="Sequence length in tokens for a directory of shards; a recipe has its own.",
 )
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with curves.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def routing(
     model: Path,
     data: Path,

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from mindvl_cli import machine
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON
 from mindvl_cli.failures import CliError
 
 NAMES = {  # script name -> package
@@ -41,7 +41,7 @@ NAMES = {  # script name -> package
 @click.argument("name", type=click.Choice(list(NAMES)))
 @click.option("--quick", is_flag=True, help="Run smaller inputs and fewer rounds; the figures are not reliable.")
 @click.option("--full", is_flag=True, help="Measure more sizes and steps, which takes hours; step only.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def bench(name: str, quick: bool, full: bool, as_json: bool) -> None:
     """Measure packing, loader, scale, curation, duplicates, planted, ops, step, start, merge or documents on this machine.
 

@@ -18,7 +18,7 @@ import click
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_memory import memory
 from mindvl_cli.commands.check_training import packing, parallel
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, TRUST_REMOTE_CODE, count_option
+from mindvl_cli.commands.options import AS_JSON, OUT_FILE, TRUST_REMOTE_CODE, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ check.add_command(parallel)
 )  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="Device that runs the operators: cpu, cuda or npu.")
 @click.option("--quick", is_flag=True, help="Measure errors only, without timing.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.pass_context
 def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: bool) -> None:
     """Compare every operator with its reference: forward error, backward error and speed.
@@ -87,7 +87,7 @@ def ops(ctx: click.Context, backend: Any, device: str, quick: bool, as_json: boo
 )
 @TRUST_REMOTE_CODE
 @click.option("--out", type=OUT_FILE, help="New CSV file for the errors of every input.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.pass_context
 def parity(
     ctx: click.Context,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON
 
 if TYPE_CHECKING:
     from mindvl_train.checks.memory import MemoryRow
@@ -21,7 +21,7 @@ BOUND = 0.01  # of the measured peak
 
 @click.command(short_help="Compare rehearsed with measured peak memory.")
 @click.option("--quick", is_flag=True, help="Compare only the jobs of one process.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.pass_context
 def memory(ctx: click.Context, quick: bool, as_json: bool) -> None:
     """Compare the rehearsed peak memory of small jobs with the peak of real steps on this machine's CPU.

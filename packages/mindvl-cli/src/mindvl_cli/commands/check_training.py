@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE, count_option
 
 if TYPE_CHECKING:
     from mindvl_train.checks.packing import PackingReport
     from mindvl_train.checks.parallel import LayoutReport
     from mindvl_train.config import Precision
 
-RECIPE = click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 DTYPE = click.option(
     "--dtype",
     "precision",
@@ -33,7 +31,6 @@ DTYPE = click.option(
     show_default=True,
     help="Data type of weights and activations; in bf16 the bound is 4 times the difference to fp32 in one process.",
 )
-AS_JSON = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
 @click.command(short_help="Compare parallel layouts of a recipe with one process.")

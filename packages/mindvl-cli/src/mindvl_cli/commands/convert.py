@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.commands.options import AS_JSON, count_option
 from mindvl_cli.hub import MODEL_DIRECTORY, ModelDirectory
 from mindvl_cli.progress import reported_progress
 
@@ -53,7 +53,7 @@ _SOURCE = ModelDirectory("a run directory, a checkpoint, a model directory")
     help="PEFT directory whose adapters are folded into the weights of SOURCE, their base model; the result is a transformers "
     "directory.",
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def convert(
     paths: tuple[Path, ...],
     to: Literal["mindvl", "hf"] | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES
 from mindvl_cli.failures import CliError
 from mindvl_cli.machine import num_cores
 from mindvl_cli.progress import Advance, progress
@@ -25,7 +25,7 @@ PAGE_NAME = "report.html"
 
 @click.command(short_help="Run a curation pipeline: filter, deduplicate and balance raw data.")
 @click.argument("config", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
               help="Engine that runs the steps: processes of this machine, or Ray Data.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes; default: the number of CPU cores.")
@@ -33,7 +33,7 @@ PAGE_NAME = "report.html"
               help="Number of records chosen at random from all inputs; the result is written to OUT-sample.")  # fmt: skip
 @click.option("--explain", is_flag=True, help="Print the steps with their parameters and reason codes, and exit.")
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory, instead of `out` in CONFIG.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def curate(
     config: Path | None,
     overrides: tuple[str, ...],

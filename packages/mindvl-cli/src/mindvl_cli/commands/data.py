@@ -13,7 +13,7 @@ import click
 
 from mindvl_cli.commands.curate import curate
 from mindvl_cli.commands.ledger import ledger
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, PLOT_FILE, RenamedChoice, count_option
+from mindvl_cli.commands.options import AS_JSON, OUT_FILE, OVERRIDES, PLOT_FILE, RenamedChoice, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.interrupts import StoppableGroup
 from mindvl_cli.media_limits import media_configs
@@ -65,7 +65,7 @@ data.add_command(ledger)
     type=any_path,
     help="Directory for images at http(s) addresses, downloaded once; default: refuse them.",
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def write(
     source: str,
     format_name: str,
@@ -161,7 +161,7 @@ def write(
         "--tokenizer. [default: 1280 visual tokens]"
     ),
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def index(
     directories: tuple[Path, ...],
     exclude_bad: bool,
@@ -239,7 +239,7 @@ def _counted(row: dict[str, Any]) -> str:
     help="Maximum image area in pixels; larger images are reduced. [default: 1280 visual tokens]",
 )
 @click.option("--fps", type=float, help="Video frames sampled per second. [default: 2]")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def show(
     directory: Path,
     key: str | None,
@@ -282,14 +282,14 @@ def show(
 
 @data.command(short_help="Report packing and mixture statistics of a recipe.")
 @click.argument("recipe", type=existing)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @count_option("--packs", default=1000, help="Packed sequences to build.")
 @count_option("--dp", default=8, help="Number of data-parallel ranks for which the load imbalance is computed.")
 @count_option(
     "--microbatches", default=8, help="Microbatches per rank and step for which the load imbalance is computed."
 )
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with plots.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def stats(
     recipe: Path,
     overrides: tuple[str, ...],

@@ -17,7 +17,7 @@ from typing import Literal
 import click
 
 from mindvl_cli import machine
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -43,7 +43,7 @@ class Row:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Check this machine and recommend changes.

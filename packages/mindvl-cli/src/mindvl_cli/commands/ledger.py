@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.commands.options import AS_JSON, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.progress import reported_progress
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="Directory of the run whose checkpoint RUN started from; default: the path recorded in RUN.",
 )
 @count_option("--processes", help="Maximum number of processes for --verify; default: one per core, at most 16.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def ledger(run: Path, verify: bool, parent: Path | None, processes: int | None, as_json: bool) -> None:
     """Show the samples that the run in directory RUN consumed: those it trained on and those it skipped.
 

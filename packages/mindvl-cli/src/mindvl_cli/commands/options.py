@@ -15,8 +15,6 @@ from mindvl_cli.extras import require
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-JSON_HELP = "Print one JSON document instead of text."
-
 
 class _OutFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
@@ -67,6 +65,9 @@ OUT_FILE = _OutFile(dir_okay=False)
 PLOT_FILE = _PlotFile(dir_okay=False)  # one that needs the extra "plots"
 
 
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+RECIPE = click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 TRUST_REMOTE_CODE = click.option(
     "--trust-remote-code", is_flag=True,
     help="Run the Python files of the model directory with your user rights; MindVL models need it.",
@@ -127,7 +128,7 @@ def answering_options(*, benchmark: str, out: str, has_tasks: bool = False) -> C
         count_option("--batch-size", default=64, help="Items per generation batch."),
         count_option("--max-new-tokens", default=64, help="Maximum answer length in tokens."),
         TRUST_REMOTE_CODE,
-        click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
+        AS_JSON,
     )
 
     def decorate(command: F) -> F:

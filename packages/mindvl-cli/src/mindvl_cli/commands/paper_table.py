@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON
 
 if TYPE_CHECKING:
     from mindvl_merge.evaluation.paper import PaperTable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 )
 @click.argument("number", type=click.Choice(["2", "6", "8"]))
 @click.argument("runs", nargs=-1, required=True, metavar="[NAME=]DIRECTORY...")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def paper_table(number: str, runs: tuple[str, ...], as_json: bool) -> None:
     """Show Table 2, 6 or 8 of the paper with the scores in the --out directories of `mindvl eval`.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, OUT_FILE, count_option
+from mindvl_cli.commands.options import AS_JSON, OUT_FILE, OVERRIDES, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.whole_file import write_whole
 
@@ -28,7 +28,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 @click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
 @click.argument("model")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@OVERRIDES
 @click.option(
     "--device", "device_name", help="Accelerator model, such as 910b2 or h100; required unless --measure is given."
 )
@@ -88,7 +88,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Run two steps in the layout of the recipe on this machine, and compare estimated with measured memory.",
 )
 @count_option("--nproc", default=1, help="Processes for --measure.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def plan(model: str, overrides: tuple[str, ...], measure: bool, nproc: int, as_json: bool, **options: Any) -> None:
     """Estimate memory and step time of MODEL for each parallel layout.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.commands.options import AS_JSON, count_option
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def recipe() -> None:
 
 
 @recipe.command("list")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def list_(as_json: bool) -> None:
     """List every data mixture with its sources and samples.
 
@@ -69,7 +69,7 @@ def list_(as_json: bool) -> None:
     help="Number of samples to use for a source; may be repeated.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="New YAML file for the mapped sources.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def show(
     name: str,
     top: int,
@@ -104,7 +104,7 @@ def show(
 
 @recipe.command(short_help="Check the paper's mixture tables for arithmetic errors.")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def audit(name: str | None, as_json: bool) -> None:
     """Recompute every figure that the paper prints about data mixture NAME, and print the discrepancies.
 

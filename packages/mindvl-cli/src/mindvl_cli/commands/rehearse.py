@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE
 from mindvl_cli.extras import require
 from mindvl_cli.machine import memory_bytes, num_cores
 from mindvl_cli.progress import progress
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: mindvl rehearse recipes/mindvl-8b/sft.yaml --device 910b2 --devices 128")
-@click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@RECIPE
+@OVERRIDES
 @click.option("--device", required=True, help="NPU model, such as 910b2; or cpu.")
 @click.option(
     "--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="Number of devices."
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for records, page and traces. [default: rehearsal/DEVICE-DEVICES in `out` of the recipe]",
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def rehearse(
     recipe: Path,
     overrides: tuple[str, ...],

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, PLOT_FILE
+from mindvl_cli.commands.options import AS_JSON, PLOT_FILE
 from mindvl_cli.whole_file import write_whole
 
 
 @click.command(epilog="Example: mindvl report runs/sft --out report.html")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", type=PLOT_FILE, help="New HTML file for a page with plots.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 def report(run: Path, out: Path | None, as_json: bool) -> None:
     """Summarize the run in directory RUN: loss, throughput, step time by part, configuration.
 

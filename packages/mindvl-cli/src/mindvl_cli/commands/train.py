@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import JSON_HELP, count_option
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE, count_option
 from mindvl_cli.failures import CliError, one_line
 from mindvl_cli.whole_file import write_whole
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: mindvl train recipes/tiny/sft.yaml schedule.steps=50 out=runs/try")
-@click.argument("recipe", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@RECIPE
+@OVERRIDES
 @click.option(
     "--resume",
     default="auto",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     default=0,
     help="Maximum number of restarts of all processes after one fails; requires --nproc 2 or more.",
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@AS_JSON
 @click.option("--launched", is_flag=True, hidden=True)
 def train(
     recipe: Path,
