@@ -18,7 +18,7 @@ from .errors import MergeConfigError
 from .files import real_path
 from .manifest import MANIFEST_NAME
 from .output_path import check_paths
-from .run import Progress, merge
+from .run import merge
 
 Score = Callable[[Path], float]  # model directory -> score, higher is better
 
@@ -30,7 +30,6 @@ def greedy_soup(
     score: Score,
     *,
     scored_by: str = "",
-    progress: Progress | None = None,
     recorded: MergeConfig | None = None,
 ) -> dict[str, Any]:
     """Choose models by score and average them with equal weights.
@@ -70,7 +69,7 @@ def greedy_soup(
         if found >= best:
             kept, best = [*kept, model], found
     chosen = replace(recorded or config, models=tuple(names[model] for model in kept))
-    document = merge(replace(config, models=tuple(kept)), progress=progress, recorded=chosen) | {"soup": decisions}
+    document = merge(replace(config, models=tuple(kept)), recorded=chosen) | {"soup": decisions}
     path = out / MANIFEST_NAME
     unfinished = path.with_name(f".{MANIFEST_NAME}.unfinished")
     unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

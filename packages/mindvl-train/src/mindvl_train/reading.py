@@ -57,16 +57,14 @@ class _Stage:
         return self.split + self.whole + self.experts
 
 
-def reads_of(
-    run: ResolvedRun, *, resumes: bool, storage: Storage | None = None, ranks_per_machine: int = RANKS_PER_MACHINE
-) -> Reads:
+def reads_of(run: ResolvedRun, *, resumes: bool, ranks_per_machine: int = RANKS_PER_MACHINE) -> Reads:
     """Simulate what the processes of a run read at its start.
 
     Args:
         resumes: Whether the optimizer state is read too.
         ranks_per_machine: Processes of one machine.
     """
-    storage = storage or Storage()
+    storage = Storage()
     parallel, stages = run.parallel, stages_of(run)
     per_stage = run.num_processes // parallel.pp_size
     weight, state = (2, 12) if run.config.precision == "bf16" else (4, 8)  # master weights and two moments

@@ -34,7 +34,8 @@ _IMAGE_MARKERS = re.compile(
 _MOJIBAKE = re.compile(
     "\u00c3[\u0080-\u00bf]|\u00c2[\u00a0-\u00bf]|\u00e2\u20ac.|[\u00e4-\u00e9][\u00a0-\u00bf\u20ac\u2018-\u2122]{2}"
 )
-_FEW_PAGES = 3  # a line is repeated if it is on at least this many pages
+_FEW_PAGES = 3  # a line is repeated if it is on at least this many pages, and on this share of them
+_REPEATED_SHARE = 0.5
 _EDGE_LINES = 2  # lines at the top and at the bottom of a page that may be headers or footers
 _EDGE_SHARE = 0.12  # and their distance from the edge, in heights of the page
 
@@ -98,18 +99,17 @@ def garbled_share(text: str) -> float:
     return min(1.0, broken / visible)
 
 
-def without_repeated_lines(pages: Sequence[tuple[float, Sequence[Line]]], min_share: float = 0.5) -> list[list[Line]]:
+def without_repeated_lines(pages: Sequence[tuple[float, Sequence[Line]]]) -> list[list[Line]]:
     """Remove headers and footers: lines near an edge whose text, numbers apart, is at the same edge of many pages.
 
     Args:
         pages: Height in points and lines of each page.
-        min_share: Share of the pages on which a line must occur. It must occur on 3 pages at least.
     """
     edges = [_edge_lines(height, lines) for height, lines in pages]
     counts: Counter[tuple[str, str]] = Counter()
     for found in edges:
         counts.update({key for _, key in found})
-    needed = max(_FEW_PAGES, min_share * len(pages))
+    needed = max(_FEW_PAGES, _REPEATED_SHARE * len(pages))
     cleaned: list[list[Line]] = []
     for (_, lines), found in zip(pages, edges, strict=True):
         repeated = {index for index, key in found if counts[key] >= needed}

@@ -26,7 +26,7 @@ from mindvl_data.curation.checks import (
 from mindvl_data.curation.config import CurationConfig
 from mindvl_data.curation.engine.decisions import decide
 from mindvl_data.curation.engine.part_files import summary_path
-from mindvl_data.curation.engine.parts import InputFiles, Part, sample_parts, split_inputs
+from mindvl_data.curation.engine.parts import Part, sample_parts, split_inputs
 from mindvl_data.curation.engine.ray_data import RayEngine
 from mindvl_data.curation.engine.supervision import WorkerPool
 from mindvl_data.curation.engine.tally import Tally
@@ -122,7 +122,7 @@ def curate(
         with _engine(engine, workers, config, work) as pool:
             run.process(pool)
         tally, summaries = read_summaries(segments, parts, len(config.steps))
-        _write(config, run, identities, tally, summaries, out, workers)
+        _write(config, run, summaries, out, workers)
         content = manifest(
             config, identities, parts, [one["content"] for one in _first(segments, parts)], tally,
             digest=digest, sample=sample,
@@ -257,10 +257,7 @@ def _first(segments: Sequence[Segment], parts: Sequence[Part]) -> list[dict[str,
     return [json.loads(summary_path(segments[0].directory, part.number).read_bytes()) for part in parts]
 
 
-def _write(
-    config: CurationConfig, run: _Run, identities: Sequence[InputFiles], tally: Tally, summaries: Sequence[Tally],
-    out: Path, workers: int,
-) -> None:  # fmt: skip
+def _write(config: CurationConfig, run: _Run, summaries: Sequence[Tally], out: Path, workers: int) -> None:
     """Write shards and lists."""
     written = [summary["written"] for summary in summaries]
     if sum(written):

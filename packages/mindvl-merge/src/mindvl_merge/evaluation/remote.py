@@ -28,6 +28,7 @@ from mindvl_merge.evaluation.resolution import PAPER_UNIT_SIDE
 
 _DEFAULT_MAX_UNITS = 16384  # default limits of Qwen2.5-VL's published processor, in visual tokens
 _DEFAULT_MIN_UNITS = 4
+_JUDGE_TOKENS = 2048  # longest reply of a judge
 
 
 class RemotePredictor(Predictor):
@@ -138,7 +139,7 @@ class RemotePredictor(Predictor):
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def endpoint_judge(config: EndpointConfig, *, cache: Path | None = None, max_new_tokens: int = 2048) -> Any:
+def endpoint_judge(config: EndpointConfig, *, cache: Path | None = None) -> Any:
     """A judge at an endpoint, as the metrics call it: a function from prompt to reply, safe in several threads.
 
     The n-th time that one prompt is asked has its own entry in the cache, so that an unreadable reply can be asked for again,
@@ -151,10 +152,10 @@ def endpoint_judge(config: EndpointConfig, *, cache: Path | None = None, max_new
     def judge(prompt: str) -> str:
         with lock:
             counts[prompt] = counts.get(prompt, 0) + 1
-            parts: Sequence[object] = (config.url, config.model, prompt, counts[prompt], max_new_tokens)
+            parts: Sequence[object] = (config.url, config.model, prompt, counts[prompt], _JUDGE_TOKENS)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         if key not in answers.answers:
-            reply = endpoint.ask([{"role": "user", "content": prompt}], max_new_tokens=max_new_tokens)
+            reply = endpoint.ask([{"role": "user", "content": prompt}], max_new_tokens=_JUDGE_TOKENS)
             with lock:
                 answers.add({key: reply})
         return answers.answers[key]

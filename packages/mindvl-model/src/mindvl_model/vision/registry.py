@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Rgb = tuple[float, float, float]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:

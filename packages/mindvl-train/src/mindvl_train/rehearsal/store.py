@@ -83,13 +83,13 @@ def find_rehearsals(config: RunConfig, num_processes: int) -> list[Found]:
     return found
 
 
-def expected_s(run: ResolvedRun, pp_rank: int, steps: int = _STEPS) -> float:
+def expected_s(run: ResolvedRun, pp_rank: int) -> float:
     """Seconds that the rehearsal of one rank takes, about."""
     layers = sum(run.chunk_layers[pp_rank :: run.parallel.pp_size])
     if pp_rank == 0:
         layers += run.model.vision.num_layers
     again = 1.5 if run.config.recompute.kind == "full" else 1.0
-    return _START_S + steps * run.num_microbatches * layers * again * _LAYER_S
+    return _START_S + _STEPS * run.num_microbatches * layers * again * _LAYER_S
 
 
 def rehearsal_facts(run: ResolvedRun, pack: Pack) -> dict[str, Any]:
