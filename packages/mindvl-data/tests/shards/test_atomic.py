@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindvl_data.shards.atomic import write_atomically
+from mindvl_data.shards.atomic import AtomicFile, write_atomically
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -28,3 +28,12 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_block_that_fails_keeps_the_old_content_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with pytest.raises(TypeError), AtomicFile(path) as file:
+        file.write("a text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -21,7 +21,7 @@ from mindvl_data.curation.engine.tasks import Segment
 from mindvl_data.curation.extras import EXTRA_MODULES
 from mindvl_data.curation.segments import plain
 from mindvl_data.errors import redact
-from mindvl_data.shards.atomic import write_atomically
+from mindvl_data.shards.atomic import AtomicFile, write_atomically
 from mindvl_data.shards.indexing import index_directory
 from mindvl_data.shards.media import media_extension
 from mindvl_data.shards.tar import WRITING_MARK, ShardWriter
@@ -96,13 +96,11 @@ def index_shards(out: Path, workers: int) -> None:
 def write_lists(out: Path, segments: Sequence[Segment], parts: Sequence[Part]) -> None:
     """Write dropped.jsonl and quarantine.jsonl, in input order."""
     for kind in LISTS:
-        partial = out / f".{kind}.jsonl.partial"
-        with open(partial, "wb") as file:
+        with AtomicFile(out / f"{kind}.jsonl") as file:
             for part in parts:
                 for segment in segments:
                     with open(list_path(segment.directory, part.number, kind), "rb") as lines:
-                        shutil.copyfileobj(lines, file, 1 << 20)
-        partial.replace(out / f"{kind}.jsonl")
+                        shutil.copyfileobj(lines, file.file, 1 << 20)
 
 
 def manifest(

@@ -8,7 +8,6 @@ replaces whatever a model answers, in every later run.
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,7 +21,7 @@ from mindvl_data.curation.dialogue import answer, question_key, turns, with_answ
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Drop, Outcome, Signatures, Step, register
 from mindvl_data.errors import DataError
-from mindvl_data.shards.atomic import write_atomically
+from mindvl_data.shards.atomic import AtomicFile, write_atomically
 from mindvl_data.shards.media import media_extension
 
 DECISIONS = ("accept", "edit", "reject")
@@ -108,8 +107,7 @@ def decide(signatures: Signatures, config: VerificationQueue, context: Context, 
     store = context.cache / "verification"
     config.directory.mkdir(parents=True, exist_ok=True)
     written: set[bytes] = set()
-    partial = config.directory / f".queue.jsonl.{os.getpid()}.partial"
-    with open(partial, "wb") as queue:
+    with AtomicFile(config.directory / "queue.jsonl") as queue:
         for numbers, pieces, rows in signatures.blocks():
             for number, piece, row in zip(numbers.tolist(), pieces.tolist(), rows, strict=True):
                 key = row.tobytes()
@@ -118,9 +116,6 @@ def decide(signatures: Signatures, config: VerificationQueue, context: Context, 
                     queue.write((store / _stored_name(key.hex(), number, piece)).read_bytes() + b"\n")
                 if config.undecided == "drop":
                     yield Decision(number, piece, Drop("not_verified", key.hex()))
-        queue.flush()
-        os.fsync(queue.fileno())
-    os.replace(partial, config.directory / "queue.jsonl")
 
 
 def read_decisions(path: Path) -> dict[str, PersonDecision]:

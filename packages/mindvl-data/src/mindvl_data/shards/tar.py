@@ -5,14 +5,10 @@ Comes after the input formats, before scan.py, which reads shards. Format: POSIX
 (members whose names agree up to the first dot are one sample).
 """
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
 from mindvl_data.errors import DataError
+from mindvl_data.shards.atomic import AtomicFile
 
 BLOCK = 512
 TEXT_EXTENSIONS = ("txt", "text", "caption")
@@ -58,42 +54,19 @@ def name_in_header(header: bytes) -> str:
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "replace")
 
 
-class ShardWriter:
-    """Writes one tar to a temporary file, which is renamed after it is complete and flushed to disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._partial = path.with_name(f".{path.name}.partial")
-        self._file: BinaryIO = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
+class ShardWriter(AtomicFile):
+    """Writes one tar, which gets its name when it is complete."""
 
     def add(self, name: str, content: bytes) -> None:
         """Append one member."""
-        self._file.write(tar_header(name, len(content)))
-        self._file.write(content)
-        self._file.write(bytes(-len(content) % BLOCK))
+        self.write(tar_header(name, len(content)))
+        self.write(content)
+        self.write(bytes(-len(content) % BLOCK))
 
     def commit(self) -> None:
         """Finish the archive, flush it to disk and rename it."""
-        self._file.write(bytes(2 * BLOCK))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._partial, self._path)
-
-    def abort(self) -> None:
-        """Remove the temporary file."""
-        self._partial.unlink(missing_ok=True)
-        with suppress(OSError):  # on a full disk, close() fails again with the buffered bytes
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.abort()
+        self.write(bytes(2 * BLOCK))
+        super().commit()
 
 
 def tar_header(name: str, length: int) -> bytes:

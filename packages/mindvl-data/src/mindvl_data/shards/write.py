@@ -165,7 +165,7 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
             raise DataError(f"{out}: {_shard_name(number)} is missing. Restore it, or start over with --fresh.")
     if len(own) < done.shards:
         raise DataError(f"{out}: {_shard_name(len(own))} is missing. Restore it, or start over with --fresh.")
-    left = [path for name in (_OWN_SHARDS, f"{WRITING_MARK}.*") for path in out.glob(f".{name}.partial")]
+    left = [path for name in (_OWN_SHARDS, WRITING_MARK) for path in out.glob(f".{name}.*partial")]
     for path in [*own[done.shards :], *left]:
         path.unlink()
     excluded = out / EXCLUDED_NAME

@@ -7,7 +7,6 @@ clusters.jsonl. People fill in `label` in a copy of this file; `cluster_labels` 
 
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from mindvl_data.curation.clusters.cluster import cluster_directory, exemplar_na
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import DataError
+from mindvl_data.shards.atomic import write_atomically
 
 DROP_LABEL = "drop"
 
@@ -66,9 +66,7 @@ def cluster_exemplars(records: list[Record], config: ClusterExemplars, context: 
             content = io.BytesIO()
             image.save(content, "JPEG", quality=85)
             path = directory / exemplar_name(record.facts["cluster"], record.facts["cluster_exemplar"])
-            partial = path.with_suffix(f".{os.getpid()}.partial")  # a worker may be replaced while it writes
-            partial.write_bytes(content.getvalue())
-            partial.replace(path)
+            write_atomically(path, content.getvalue())  # a worker may be replaced while it writes
     return records
 
 

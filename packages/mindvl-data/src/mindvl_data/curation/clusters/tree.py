@@ -21,6 +21,7 @@ from mindvl_data.curation.clusters.kmeans import (
     fit_in_memory,
     nearest,
 )
+from mindvl_data.shards.atomic import AtomicFile
 
 MAX_CHILDREN = 16
 
@@ -64,10 +65,8 @@ class ClusterTree:
 
     def save(self, path: Path) -> None:
         """Write the tree; the file appears when it is complete."""
-        partial = path.with_suffix(".partial")
-        with open(partial, "wb") as file:
-            np.savez(file, centroids=self.centroids, parents=np.array(self.parents), names=np.array(self.names))
-        partial.replace(path)
+        with AtomicFile(path) as file:
+            np.savez(file.file, centroids=self.centroids, parents=np.array(self.parents), names=np.array(self.names))
 
     @classmethod
     def load(cls, path: Path) -> "ClusterTree":

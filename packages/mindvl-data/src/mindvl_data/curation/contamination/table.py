@@ -21,6 +21,7 @@ from mindvl_data.curation.duplicates.sorting import Keys, combined
 from mindvl_data.curation.normal_text import tokens
 from mindvl_data.curation.record import Record
 from mindvl_data.errors import DataError, SampleError
+from mindvl_data.shards.atomic import AtomicFile
 
 MAX_ITEMS = (
     10  # a run of tokens in more items is an instruction or a template; GPT-3 (Brown et al., 2020) uses this number
@@ -65,14 +66,12 @@ class BenchmarkTable:
 
     def save(self, path: Path) -> None:
         """Write the table; the file appears when it is complete."""
-        partial = path.with_suffix(".partial")
         listed = np.frombuffer(json.dumps([list(self.names), list(self.excerpts)]).encode(), np.uint8)
-        with open(partial, "wb") as file:
+        with AtomicFile(path) as file:
             np.savez(
-                file, runs=self.runs, run_items=self.run_items, images=self.images, image_items=self.image_items,
+                file.file, runs=self.runs, run_items=self.run_items, images=self.images, image_items=self.image_items,
                 listed=listed,
             )  # fmt: skip
-        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "BenchmarkTable":

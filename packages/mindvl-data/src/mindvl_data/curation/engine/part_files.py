@@ -13,10 +13,8 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,38 +50,6 @@ def signatures_path(directory: Path, number: int) -> Path:
 def list_path(directory: Path, number: int, kind: str) -> Path:
     """JSON lines of `dropped` or `quarantine`."""
     return directory / f"{part_name(number)}.{kind}.jsonl"
-
-
-class PartFile:
-    """A file that gets its name when it is committed; removed if it is not."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        self._file: BinaryIO = open(self._partial, "wb", buffering=_BUFFER)  # noqa: SIM115 - closed by commit or abort
-        self.write = self._file.write
-
-    def commit(self) -> None:
-        """Flush the content to disk and rename the file."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._partial, self.path)
-
-    def abort(self) -> None:
-        """Remove the temporary file."""
-        self._partial.unlink(missing_ok=True)
-        with suppress(OSError):
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.abort()
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from mindvl_data.curation.engine.decisions import GROUP_FACT, read_decisions
 from mindvl_data.curation.engine.part_files import (
-    PartFile,
     list_path,
     read_records,
     record_frame,
@@ -38,7 +37,7 @@ from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import ON_WAITING, Context, Decision, Drop, Outcome, Step, find_step
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.formats.record import RecordError
-from mindvl_data.shards.atomic import write_atomically
+from mindvl_data.shards.atomic import AtomicFile, write_atomically
 
 MAP_FACTS = {"cluster", "cluster_x", "cluster_y"}  # of the step `cluster`, drawn as a map
 
@@ -64,7 +63,7 @@ class PartRun:
         self._heartbeat = heartbeat
         self._report = report
         self._tally = new_tally(task.number_of_steps)
-        self._lines: list[tuple[int, PartFile, bytes]] = []  # (record number, list, line), not yet written
+        self._lines: list[tuple[int, AtomicFile, bytes]] = []  # (record number, list, line), not yet written
         self._examples = Examples(task.seed)
         self._content = blake2b(digest_size=16)
         self._columns: dict[tuple[int, str], list[Any]] = {}
@@ -86,11 +85,11 @@ class PartRun:
         for index, name, _ in (*segment.steps, *((segment.signed,) if segment.signed else ())):
             self._steps[index] = find_step(name)
         with ExitStack() as stack:
-            self._records = stack.enter_context(PartFile(records_path(segment.directory, number)))
-            self._dropped = stack.enter_context(PartFile(list_path(segment.directory, number, "dropped")))
-            self._quarantine = stack.enter_context(PartFile(list_path(segment.directory, number, "quarantine")))
+            self._records = stack.enter_context(AtomicFile(records_path(segment.directory, number)))
+            self._dropped = stack.enter_context(AtomicFile(list_path(segment.directory, number, "dropped")))
+            self._quarantine = stack.enter_context(AtomicFile(list_path(segment.directory, number, "quarantine")))
             if segment.signed is not None:
-                self._signatures = stack.enter_context(PartFile(signatures_path(segment.directory, number)))
+                self._signatures = stack.enter_context(AtomicFile(signatures_path(segment.directory, number)))
             for batch in self._batches():
                 self._process(batch)
                 self._write_lines(batch[-1].number)
