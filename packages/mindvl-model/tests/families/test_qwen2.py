@@ -14,10 +14,9 @@ from mindvl_model.testing.published import (
     SEGMENTS,
     assert_equals_published,
     make_segments,
-    published_pair,
     separate_calls,
 )
-from mindvl_model.testing.tiny import smallest_qwen2_5_vl
+from mindvl_model.testing.tiny import published_pair, smallest_qwen2_5_vl
 
 
 @pytest.fixture(params=[False, True], ids=["own head", "tied head"])

@@ -20,10 +20,9 @@ from mindvl_model.testing.published import (
     SEGMENTS,
     assert_equals_published,
     make_segments,
-    published_pair,
     separate_calls,
 )
-from mindvl_model.testing.tiny import save_qwen2_5_vl, smallest_qwen3_vl, smallest_qwen3_vl_moe
+from mindvl_model.testing.tiny import published_pair, save_qwen2_5_vl, smallest_qwen3_vl, smallest_qwen3_vl_moe
 
 MODELS: dict[str, MindVLConfig] = {
     "dense": smallest_qwen3_vl(),

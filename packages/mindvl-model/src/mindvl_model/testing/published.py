@@ -4,8 +4,7 @@
 Used by the tests of whole models; the packed sequence of the same samples is compared with them.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +12,7 @@ import torch.nn.functional as F
 
 from mindvl_model.config import MindVLConfig
 from mindvl_model.hf.inputs import hf_inputs, pack_for
-from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.random_inputs import RandomSegment, random_segment
-from mindvl_model.testing.tiny import save_qwen2_5_vl
 from mindvl_model.weights.names import published_name, weight_rules
 
 _PADDING = 4
@@ -46,14 +43,6 @@ def separate_calls(published: Any, segments: Sequence[RandomSegment], config: Mi
         logits.append(published(**hf_inputs(segment, config)).logits[0])
         losses.append(F.cross_entropy(logits[-1].float(), segment.labels, reduction="sum"))
     return torch.cat(logits), torch.stack(losses).sum()
-
-
-def published_pair(config: MindVLConfig, make_model: Callable[..., Any], directory: Path, **options: Any) -> Any:
-    """(MindVLModel, transformers model) with the same random weights, written to `directory`; `options`: dtype."""
-    published = save_qwen2_5_vl(config, directory, **options)
-    model = make_model(config, seed=9, **options)
-    load_hf_directory(model, config, directory)
-    return model, published
 
 
 def assert_equals_published(model: Any, published: Any, kind: str) -> None:

@@ -4,6 +4,7 @@
 Smaller than the named size "tiny", which can be trained; mindvl_model.random_inputs makes their inputs.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mindvl_model.families.qwen3_moe import Qwen3MoEPreset
 from mindvl_model.families.qwen3_vl import Qwen3VLMoEPreset, Qwen3VLPreset
 from mindvl_model.families.registry import LanguagePreset
 from mindvl_model.hf.config_json import hf_config
+from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.language_config import Llama3Scaling, YarnConfig
 
 
@@ -215,3 +217,11 @@ def save_qwen2_5_vl(config: MindVLConfig, directory: Path, *, seed: int = 0, dty
     model = random_qwen2_5_vl(config, seed=seed).to(dtype)
     model.save_pretrained(directory)
     return model
+
+
+def published_pair(config: MindVLConfig, make_model: Callable[..., Any], directory: Path, **options: Any) -> Any:
+    """(MindVLModel, transformers model) with the same random weights, written to `directory`; `options`: dtype."""
+    published = save_qwen2_5_vl(config, directory, **options)
+    model = make_model(config, seed=9, **options)
+    load_hf_directory(model, config, directory)
+    return model, published
