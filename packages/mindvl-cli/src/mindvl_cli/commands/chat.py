@@ -17,7 +17,7 @@ from mindvl_cli.hub import MODEL_DIRECTORY
 if TYPE_CHECKING:
     from mindvl_merge.evaluation import Conversation
 
-_COMMANDS = "/image PATH attaches an image to the next question, /clear forgets the conversation, /exit ends it."
+_COMMANDS = "/image PATH attaches an image to the next question, /clear starts a new conversation, /exit ends the command."
 
 
 @click.command(epilog='Example: mindvl chat model --image page.png --prompt "What is written here?"')
@@ -47,7 +47,7 @@ def chat(
 ) -> None:
     """Talk to MODEL, a model directory in the transformers layout, or the id of a model in the cache of huggingface_hub.
 
-    In the conversation, `/image PATH` attaches an image to the next question, `/clear` forgets the conversation, `/exit` ends it,
+    In the conversation, `/image PATH` attaches an image to the next question, `/clear` starts a new one, `/exit` ends it,
     and Ctrl-C stops an answer. If standard input is not a terminal, each line is a question or one of these commands.
     """
     from mindvl_cli.predictor import make_predictor

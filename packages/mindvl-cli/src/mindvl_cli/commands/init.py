@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 def init(data: str, model: Path, out: Path, shards: Path | None, epochs: float) -> None:
     """Write a commented recipe for supervised fine-tuning of a model on DATA.
 
-    DATA is a directory of shards, which is indexed where it is not yet, or a file, a directory or a data set of the Hugging
-    Face hub in a format of `mindvl data write`, which is written as shards into --shards. Up to 4,096 samples are measured with
-    the tokenizer of the model; the recipe names the measured number beside each choice.
+    DATA is a directory of shards, or a file, a directory or a data set of the Hugging Face hub in a format of `mindvl data
+    write`. Shards without an index are indexed; other data is first written as shards into --shards. Up to 4,096 samples are
+    measured with the tokenizer of the model; a comment in the recipe gives the measured number for each choice.
     """
     from mindvl_data import load_tokenizer
     from mindvl_data.shards.index import open_index
