@@ -17,7 +17,9 @@ from mindvl_cli.hub import MODEL_DIRECTORY
 if TYPE_CHECKING:
     from mindvl_merge.evaluation import Conversation
 
-_COMMANDS = "/image PATH attaches an image to the next question, /clear starts a new conversation, /exit ends the command."
+_COMMANDS = (
+    "/image PATH attaches an image to the next question, /clear starts a new conversation, /exit ends the command."
+)
 
 
 @click.command(epilog='Example: mindvl chat model --image page.png --prompt "What is written here?"')
