@@ -55,6 +55,18 @@ def test_cuda_is_mapped_to_the_cpu_and_torch_is_otherwise_unchanged() -> None:
     """)
 
 
+def test_megatron_is_imported_for_cuda_without_the_compiler() -> None:
+    """With a CUDA build of torch, the decorators of megatron-core imported torch._inductor, and its import failed."""
+    run("""
+        import sys
+        from mindvl_model import set_up_device
+        assert set_up_device("cuda").collective_backend == "nccl"
+        from megatron.core.fusions.fused_bias_swiglu import swiglu
+        assert swiglu.__module__ == "megatron.core.fusions.fused_bias_swiglu"
+        assert "torch._inductor" not in sys.modules
+    """)
+
+
 def test_importing_megatron_before_device_setup_is_refused() -> None:
     run("""
         import sys, types

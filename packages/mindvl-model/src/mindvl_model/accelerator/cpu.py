@@ -17,7 +17,6 @@ from torch.utils._device import _device_constructors
 from mindvl_model.accelerator.tensor_type import report_cuda_tensor_types
 
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
-_compile = torch.compile
 
 
 class _Event(torch.cpu.Event):
@@ -61,13 +60,6 @@ def map_cuda_to_cpu() -> None:
     torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     report_cuda_tensor_types("")
     _patch_gloo()
-    # megatron's jit_fuser is torch.compile, bound at import time; on the CPU it needs a C++ compiler and minutes.
-    torch.compile = lambda fn=None, *args, **kwargs: fn if fn is not None else (lambda inner: inner)  # type: ignore
-
-
-def restore_compile() -> None:
-    """Restore torch.compile after megatron-core has been imported."""
-    torch.compile = _compile
 
 
 def _use_stream(stream: Any) -> Any:

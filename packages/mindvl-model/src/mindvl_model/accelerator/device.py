@@ -9,8 +9,10 @@ import importlib.util
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+from unittest import mock
 
 import torch
 
@@ -91,17 +93,14 @@ def set_up_device(kind: Kind | None = None) -> Accelerator:
     chosen = kind or detect()
     _filter_warnings()
     if chosen == "cpu":
-        from mindvl_model.accelerator.cpu import map_cuda_to_cpu, restore_compile
+        from mindvl_model.accelerator.cpu import map_cuda_to_cpu
 
         map_cuda_to_cpu()
-        _import_megatron()
-        restore_compile()
-    else:
-        if chosen == "npu":
-            from mindvl_model.accelerator.npu import map_cuda_to_npu
+    elif chosen == "npu":
+        from mindvl_model.accelerator.npu import map_cuda_to_npu
 
-            map_cuda_to_npu()
-        _import_megatron()
+        map_cuda_to_npu()
+    _import_megatron()
     _current = Accelerator(kind=chosen, collective_backend=BACKENDS[chosen])
     logger.info("accelerator: %s, collective backend: %s", _current.kind, _current.collective_backend)
     return _current
@@ -127,7 +126,14 @@ def _import_megatron() -> None:
     from mindvl_model.accelerator.megatron import patch_megatron
 
     defer_dynamo()
-    with deferred():
+    # megatron-core's jit_fuser is torch.compile, bound at import time. No layer of mindvl calls a function that it
+    # decorates, and with a CUDA build torch.compile imports torch._inductor, which fails while modules are deferred.
+    with mock.patch.object(torch, "compile", _uncompiled), deferred():
         patch_megatron()
         for name in USED_IN_TRAINING:
             importlib.import_module(name)
+
+
+def _uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Callable[..., Any]:
+    """In place of torch.compile, as a decorator with or without options."""
+    return _uncompiled if function is None else function
