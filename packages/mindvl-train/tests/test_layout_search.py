@@ -131,6 +131,19 @@ def test_estimates_are_within_3_percent_of_rehearsed_peaks(case: tuple[Any, ...]
         assert (memory[rank].total - memory[rank].base) / 1e9 == pytest.approx(peak, rel=0.03)
 
 
+@pytest.mark.parametrize(("kind", "peaks"), [("full", {0: 39.32, 1: 34.23}), ("none", {0: 184.07, 1: 77.15})])
+def test_estimates_for_gpus_are_within_1_percent_of_rehearsed_peaks(kind: Any, peaks: dict[int, float]) -> None:
+    """Peaks of `mindvl rehearse recipes/mindvl-8b/multitask.yaml --device h100 --devices 128`, with the Triton kernels."""
+    device = find_device("h100")
+    assert device is not None
+    machine = Machine(device=device, num_devices=128)
+    task = replace(_request("mindvl-8b", 128), machine=machine, max_pixels=3211264, max_patches=21632).task()
+    layout = replace(LAYOUTS["mindvl-8b"], stage_layers=(4, 6, 4, 5, 4, 5, 3, 5))
+    memory = evaluate(task, layout, RecomputeConfig(kind=kind)).memory
+    for rank, peak in peaks.items():
+        assert (memory[rank].total - memory[rank].base) / 1e9 == pytest.approx(peak, rel=0.01)
+
+
 def test_experts_that_are_not_trained_keep_neither_their_rows_nor_the_inputs_of_their_second_matrix() -> None:
     """[rows, H] and [rows, F] of each layer, and the norm of the tokens for the shared expert and attention."""
     model = smallest_deepseek_v3()

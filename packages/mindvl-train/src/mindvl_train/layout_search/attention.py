@@ -43,12 +43,18 @@ def attention_core(setting: Setting, lengths: tuple[int, ...], heads: Heads) -> 
     turned = wide * tokens * (heads.query + heads.key) * heads.width
     output = wide * tokens * heads.query * heads.value
     gradients = wide * tokens * heads.numbers + output
-    is_flash = setting.kernels == "cuda" and wide == 2 and heads.width == heads.value
+    is_flash = setting.kernels == "cuda" and wide == 2
     padded_tokens, is_view = padded_size(lengths)
     if setting.kernels == "npu":
         sums, copies = tokens * heads.query * _NPU_SUMS, 0.0
-    elif is_flash or (is_view and heads.width == heads.value):
+    elif (is_flash or is_view) and heads.width == heads.value:
         sums, copies = 4 * tokens * heads.query, 0.0
+    elif is_flash:  # values and output are padded with zeros to the size of keys, and so are both gradients
+        sums, padded = 4 * tokens * heads.query, wide * tokens * (heads.query + heads.key) * heads.width
+        peak = turned + 2 * padded
+        if setting.selective:
+            return Core(kept=turned, holds_values=True, peak=peak + sums + padded)
+        return Core(kept=turned + sums + padded, holds_values=False, peak=peak)
     else:  # padded batches: equal head sizes, values padded with zeros
         sums, copies = (
             4 * padded_tokens * heads.query,

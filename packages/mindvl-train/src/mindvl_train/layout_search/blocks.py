@@ -126,6 +126,11 @@ class Setting:
     expert_capacity_factor: float | None = None  # as ParallelConfig.expert_capacity_factor
 
     @property
+    def splits_heads(self) -> bool:
+        """Whether one kernel makes tensors of their own of queries, keys and values: Triton on a GPU."""
+        return self.kernels == "cuda"
+
+    @property
     def tokens(self) -> int:
         """Tokens of the pack on this context-parallel rank."""
         slices = self.cp_size * self.tp_size
@@ -204,7 +209,7 @@ def gated_activation(setting: Setting, tokens: float, ffn: float) -> tuple[float
     fp32 copies without a fused kernel.
     """
     values = tokens * ffn
-    if setting.kernels == "npu":
+    if setting.kernels != "cpu":  # torch_npu, or Triton on a GPU
         return setting.wide * values, 2 * setting.wide * values
     if setting.wide == 4:
         return 4 * values, 12 * values

@@ -188,9 +188,12 @@ def _grouped_attention(setting: Setting, attention: GroupedQueryAttention) -> Bl
     kept += (
         0 if trained or not core.holds_values or setting.cp_size > 1 else output
     )  # for the backward of core attention
-    if normed or core.holds_values:
+    if normed or (core.holds_values and not setting.splits_heads):
         kept += projection
-    if normed:  # with several groups, queries are copied from the projection before the norm
+    if core.holds_values and setting.splits_heads:
+        kept += wide * tokens * heads.key * width
+    if normed and not setting.splits_heads:
+        # With several groups, queries are copied from the projection before the norm.
         kept += (output if heads.key > 1 else 0.0) + 4 * tokens * (heads.query + heads.key)
     counts = layers_of(language)[0]
     gradient = setting.weight_gradient(hidden * heads.numbers) if trained else 0.0

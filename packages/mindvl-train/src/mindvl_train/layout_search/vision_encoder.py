@@ -73,7 +73,8 @@ def _layer(setting: Setting, lengths: tuple[int, ...]) -> Block:
     # A gated MLP keeps both halves and their product; the other its input and output of the activation.
     middle = (wide_matrices + 1) * values
     kept = 2 * (2 * pack + 4 * patches) + core.kept + output + middle
-    kept += projection if core.holds_values else 0.0
+    if core.holds_values:
+        kept += wide * patches * heads.key * heads.width if setting.splits_heads else projection
     forward, backward = gated_activation(setting, patches, ffn)
     if not gated:
         forward, backward = 2 * values, 4 * values
