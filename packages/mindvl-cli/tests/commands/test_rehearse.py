@@ -52,7 +52,6 @@ def test_a_job_that_does_not_fit_exits_with_1_and_its_reason(tmp_path: Path) -> 
     ("words", "message"),
     [
         (("--device", "abacus", "--devices", "2"), "--device abacus: is unknown"),
-        (("--device", "h100", "--devices", "2"), "--device h100: CUDA devices cannot be rehearsed"),
         (("--device", "cpu", "--devices", "2", "--ranks", "some"), "--ranks: must be all"),
         (("--device", "cpu", "--devices", "2", "--ranks", "2"), "--ranks: 2 is not a rank"),
         (("--device", "cpu", "--devices", "3"), "does not divide 3 processes"),

@@ -25,6 +25,7 @@ class Device:
     link_gb_s: float  # to devices of the same machine, one direction, sum of all links
     network_gb_s: float  # to devices of other machines, one direction
     source: str
+    capability: tuple[int, int] | None = None  # CUDA compute capability; None: not a CUDA device
 
 
 # Data sheets give links as the sum of both directions; the table has half of that. The network is that of a common
@@ -34,17 +35,17 @@ DEVICES: tuple[Device, ...] = (
     # The paper gives only the PCIe link (64 GB/s both ways). Servers with HCCS between NPUs are faster: set --link-gb-s.
     Device("910B1", 400,  64,  1800, 32,  25, _PAPER),
     Device("910B2", 376,  64,  1800, 32,  25, _PAPER),
-    Device("A100", 312,  80,  2039, 300, 25, f"{_PAPER}; 80 GB variant"),
-    Device("A800", 312,  80,  2039, 200, 25, _PAPER),
-    Device("H100", 989,  80,  3350, 450, 50, _NVIDIA),
+    Device("A100", 312,  80,  2039, 300, 25, f"{_PAPER}; 80 GB variant", (8, 0)),
+    Device("A800", 312,  80,  2039, 200, 25, _PAPER, (8, 0)),
+    Device("H100", 989,  80,  3350, 450, 50, _NVIDIA, (9, 0)),
     # The paper gives 600 GB/s of NVLink both ways, NVIDIA's partners 400; the table has the lower value.
-    Device("H800", 989,  80,  3350, 200, 50, f"{_PAPER}, except for the link"),
-    Device("H200", 989,  141, 4800, 450, 50, _NVIDIA),
-    Device("H20",  148,  96,  4000, 450, 50, _NVIDIA),
-    Device("B200", 2250, 180, 8000, 900, 50, _NVIDIA),
+    Device("H800", 989,  80,  3350, 200, 50, f"{_PAPER}, except for the link", (9, 0)),
+    Device("H200", 989,  141, 4800, 450, 50, _NVIDIA, (9, 0)),
+    Device("H20",  148,  96,  4000, 450, 50, _NVIDIA, (9, 0)),
+    Device("B200", 2250, 180, 8000, 900, 50, _NVIDIA, (10, 0)),
     # 24 GiB, of which the driver reports 24,564 MiB.
-    Device("RTX 4090", 165, 25.7, 1008, 32, 25, "NVIDIA white paper of the Ada architecture, dense, PCIe card"),
-    Device("L40S", 362,  48,  864,  32,  25, "NVIDIA data sheet, dense, PCIe card"),
+    Device("RTX 4090", 165, 25.7, 1008, 32, 25, "NVIDIA white paper of the Ada architecture, dense, PCIe card", (8, 9)),
+    Device("L40S", 362,  48,  864,  32,  25, "NVIDIA data sheet, dense, PCIe card", (8, 9)),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 """Ranks of a small job, rehearsed for real: their messages match, and planted faults are found and named."""
 
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
@@ -40,8 +42,8 @@ CONFIG = RunConfig(
 )
 
 
-def job(rank, config=CONFIG):
-    return job_of(config, recipe="small", device="cpu", world_size=4, rank=rank, steps=1, pack=PACK)
+def job(rank, config=CONFIG, device="cpu"):
+    return job_of(config, recipe="small", device=device, world_size=4, rank=rank, steps=1, pack=PACK)
 
 
 def rehearsed(jobs, place):
@@ -127,6 +129,21 @@ def test_two_groups_in_another_order_on_one_rank_are_a_deadlock(records, classes
     found = find_deadlock(world)
     assert found is not None
     assert {0, 1} <= {each.rank for each in found.cycle}
+
+
+def test_planted_faults_of_ranks_on_gpus_are_found(classes, tmp_path):
+    if torch.version.cuda is None or shutil.which("cc") is None:
+        pytest.skip("needs a CUDA build of torch and a C compiler")
+    config = replace(CONFIG, precision="bf16")
+    first, second = rehearsed([job(rank, config, "h100") for rank in (0, 1)], tmp_path)
+    assert find_mismatches(World({0: first, 1: second}, classes)) == []
+    skipped = next(m for m in second.messages if m.kind == "reduce_scatter" and m.step == 0)
+    planted = replace(second, messages=tuple(m for m in second.messages if m is not skipped))
+    found = find_mismatches(World({0: first, 1: planted}, classes))
+    assert any("TENSOR_MODEL_PARALLEL_GROUP of ranks 0, 1" in each.group for each in found)
+    # NCCL sends all messages but those of objects and of the data order
+    assert {first.groups[m.group].backend for m in first.messages if m.step == 0} <= {"nccl", "gloo"}
+    assert {first.groups[m.group].backend for m in first.messages if m.dtype == "bfloat16"} == {"nccl"}
 
 
 def test_a_rank_that_fails_stops_the_others_and_its_log_stays(tmp_path):

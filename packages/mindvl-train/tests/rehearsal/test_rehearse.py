@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearsals of tiny recipes on a CPU: the real step of one rank of many, in one process."""
+"""Rehearsals of tiny recipes on a CPU and on a GPU: the real step of one rank of many, in one process."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model import LanguageConfig, VisionConfig
@@ -17,7 +19,7 @@ from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.job import job_of, kind_of
 from mindvl_train.rehearsal.record import RankRecord
-from mindvl_train.rehearsal.rehearse import rehearse
+from mindvl_train.rehearsal.rehearse import prepared_environment, rehearse
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 DENSE = Qwen3Preset(
@@ -147,6 +149,68 @@ def test_offloaded_moments_are_not_on_the_device():
     assert held.checkpoint.num_bytes == pytest.approx(3 * held.persistent["parameters"], rel=0.01)
 
 
+@pytest.fixture(scope="module")
+def gpu_rank() -> RankRecord:
+    """The only rank of a job on an H100, with two packs."""
+    if torch.version.cuda is None or shutil.which("cc") is None:
+        pytest.skip("needs a CUDA build of torch and a C compiler")
+    config = replace(config_of(DENSE, packs=2), precision="bf16")
+    return rehearse(config, recipe="dense", device="h100", world_size=1, rank=0, steps=1, pack=PACK)
+
+
+@pytest.mark.slow
+def test_a_gpu_has_the_kernels_that_a_run_chooses_on_cuda(gpu_rank):
+    triton = {name for name, backend in gpu_rank.kernels.items() if backend == "triton"}
+    assert triton == {"rms_norm", "add_rms_norm", "rotary", "rotary_qkv", "swiglu"}
+    counts = {name: count.count for name, count in gpu_rank.operators.items()}
+    # two layers of each transformer, two packs
+    for name in ("torch_attn._varlen_attn", "torch_attn._varlen_attn_backward", "mindvl.swiglu", "mindvl.rotary_qkv"):
+        assert counts[f"{name}.default"] == 8
+    assert counts["aten._fused_adamw_.default"] > 0
+    assert gpu_rank.missing == {}
+
+
+@pytest.mark.slow
+def test_attention_on_a_gpu_is_counted_by_the_lengths_of_the_segments(gpu_rank):
+    """Images have 384 and 64 patches, in 7 windows of 64; 4 heads of 16 and of 32; two products forward, five backward."""
+    vision = 4 * 16 * (384**2 + 64**2 + 7 * 64**2)
+    language = 4 * 32 * 2 * sum(length**2 for length in PACK.segments) / 2
+    for name, products in (("torch_attn._varlen_attn.default", 2), ("torch_attn._varlen_attn_backward.default", 5)):
+        assert gpu_rank.operators[name].flops == 2 * (2 * products) * (vision + language)
+
+
+@pytest.mark.slow
+def test_layers_on_a_gpu_keep_what_the_backward_passes_of_their_kernels_read(gpu_rank):
+    """Two layers of 1,024 tokens in bfloat16: hidden 128, 4 heads of 32 with 2 for keys and values, 384 in the MLP."""
+    held = gpu_rank.peak.categories
+    assert held["activations/decoder mlp"] == 2 * 2 * 1024 * 3 * 384  # gate and up, and their product
+    projection = 2 * 1024 * (4 + 2 + 2) * 32  # also kept once more, as queries, keys and values
+    output, sums, random_state = 2 * 1024 * 4 * 32, 4 * 1024 * 4, 512
+    bounds = 512  # of the segments, made by the first layer for all
+    assert held["activations/decoder attention"] == bounds + 2 * (2 * projection + output + sums + random_state)
+
+
+@pytest.mark.slow
+def test_a_gpu_holds_weights_gradients_and_optimizer_states_of_mixed_precision(gpu_rank):
+    held = gpu_rank.persistent
+    assert held["gradients"] == pytest.approx(2 * held["parameters"], rel=0.01)  # float32 and bfloat16
+    assert held["optimizer"] == pytest.approx(6 * held["parameters"], rel=0.01)  # float32 weights and two moments
+
+
+@pytest.mark.slow
+def test_the_host_waits_for_a_gpu_only_outside_the_model(gpu_rank):
+    lines = [wait.source.split(":")[0] for wait in gpu_rank.waits]
+    assert lines.count("mindvl_train/step_totals.py") == 1
+    assert not any(line.startswith("mindvl_model") for line in lines)
+
+
+def test_a_build_of_torch_without_cuda_cannot_rehearse_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    message = r"--device h100: torch: version .* was built without CUDA"
+    with pytest.raises(TrainError, match=message), prepared_environment("h100"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("device", "kind"), [("910b2", "npu"), ("h100", "cuda"), ("cpu", "cpu"), ("A100", "cuda"), ("npu", "npu")]
 )
@@ -168,7 +232,6 @@ def test_the_digest_is_that_of_all_ranks_of_one_job():
     [
         ({"rank": 2}, "--ranks 2: does not exist among 2 ranks"),
         ({"device": "abacus"}, "--device abacus: is unknown"),
-        ({"device": "cuda"}, "--device cuda: CUDA devices cannot be rehearsed"),
         ({"world_size": 3}, "global_batch_size: 2 is not divisible"),
     ],
 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.command(epilog="Example: mindvl rehearse recipes/mindvl-8b/sft.yaml --device 910b2 --devices 128")
 @RECIPE
 @OVERRIDES
-@click.option("--device", required=True, help="NPU model, such as 910b2; or cpu.")
+@click.option("--device", required=True, help="NPU or GPU model, such as 910b2 or h100; or cpu.")
 @click.option(
     "--devices", "num_devices", type=click.IntRange(min=1), default=8, show_default=True, help="Number of devices."
 )

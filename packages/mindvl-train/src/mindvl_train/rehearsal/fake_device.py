@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mindvl_train.rehearsal.answers import number_of, numbers_of
 from mindvl_train.rehearsal.memory import MemoryLog, ModuleStack
 from mindvl_train.rehearsal.messages import MessageLog, Moment
-from mindvl_train.rehearsal.operators import FREE, Cost, cost_of
+from mindvl_train.rehearsal.operators import FREE, HOST_COPY, Cost, cost_of
 from mindvl_train.rehearsal.record import WaitKind
 from mindvl_train.rehearsal.sources import calling_line
 
@@ -299,6 +299,8 @@ class FakeDevice(TorchDispatchMode):
             self.wait("blocking copy to device", func._schema.name, size)
         self.counts[func] += 1
         made = self._wrap(_strided(value.shape, value.stride(), dtype=dtype, device="meta"), self.device)
+        if value.ndim == 1 and dtype == torch.int32:  # cumulative lengths, by which attention is counted
+            made.__dict__[HOST_COPY] = value
         self._track(made, func)
         return made
 

@@ -59,7 +59,7 @@ def kind_of(device: str) -> Kind:
         return device  # type: ignore[return-value]
     found = find_device(device)
     if found is None:
-        known = ", ".join(each.name.lower() for each in DEVICES if each.name.startswith("910"))
+        known = ", ".join(each.name.lower() for each in DEVICES)
         raise TrainError(f"--device {device}: is unknown. Use one of: {known}, cpu.")
     return "npu" if found.name.startswith("910") else "cuda"
 
@@ -73,19 +73,14 @@ def job_of(
         pack: Pack of every microbatch; None: the largest.
 
     Raises:
-        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown, a GPU, or
-            cannot have the quantized weights of the recipe.
+        TrainError: The layout does not fit the world size, the rank does not exist, or the device is unknown or cannot have
+            the quantized weights of the recipe.
     """
     resolve_run(config, world_size)
     if not 0 <= rank < world_size:
         raise TrainError(f"--ranks {rank}: does not exist among {world_size} ranks. Use 0 to {world_size - 1}.")
     if steps < 1:
         raise TrainError(f"--steps: must be >= 1, got {steps}.")
-    if kind_of(device) == "cuda":
-        raise TrainError(
-            f"--device {device}: CUDA devices cannot be rehearsed, because the backward pass of PyTorch needs their driver "
-            "also for tensors without memory. Use an NPU such as 910b2, or estimate the memory with mindvl plan."
-        )
     problem = quantization_problem(config.adapter, kind_of(device))
     if problem is not None:
         raise TrainError(problem)

@@ -26,6 +26,7 @@ class Cost:
 
 
 FREE = Cost(0.0, 0.0, 0.0)
+HOST_COPY = "host_copy"  # attribute of a fake tensor: the host tensor that it was copied from
 # Operators that only make or describe a tensor.
 _NO_KERNEL = tuple(
     f"aten::{name}"
@@ -62,6 +63,8 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
         return _grouped_matmul(args, kwargs)
     if name.startswith("npu::npu_fusion_attention"):
         return _npu_attention(func, args, kwargs)
+    if name in ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_backward"):
+        return _varlen_attention(func, args, kwargs)
     if name in ("aten::matmul", "aten::linear"):  # composite elsewhere; torch_npu keeps them
         left, right = args[0], args[1].t() if name == "aten::linear" else args[1]
         return _matmul(left, right)
@@ -110,11 +113,25 @@ def _npu_attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> fl
     return float(heads * pairs * products)
 
 
-def is_on_npu(func: Any) -> bool:
-    """Whether torch_npu computes this operator on its device, without a copy of its tensors to the host.
+def _varlen_attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """As on an NPU; the lengths are those of the host tensors from which the bounds of the segments were copied."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    _, heads, size = given["query"].shape
+    queries, keys = (getattr(given[name], HOST_COPY).diff() for name in ("cu_seq_q", "cu_seq_k"))
+    pairs = float((queries.double() * keys).sum()) / (2 if given["is_causal"] else 1)
+    products = 5 if "backward" in func._schema.name else 2
+    return 2.0 * products * heads * size * pairs
+
+
+def is_on_device(func: Any, dispatch_key: str) -> bool:
+    """Whether torch, or torch_npu, computes this operator on its device, without a copy of its tensors to the host.
 
     A composite operator calls others, which are judged themselves; one that is composite only in form (NonFunctional)
     calls its own form with `out`.
+
+    Args:
+        dispatch_key: Key of PyTorch's dispatcher: "PrivateUse1" for an NPU, "CUDA" for a GPU.
     """
     name = func._schema.name
 
@@ -123,7 +140,7 @@ def is_on_npu(func: Any) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, key))
 
     overload = func._overloadname
-    keys = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    keys = (dispatch_key, "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     if any(has(overload, key) for key in keys):
         return True
     if not has(overload, "CompositeExplicitAutogradNonFunctional"):
@@ -131,7 +148,7 @@ def is_on_npu(func: Any) -> bool:
     plain = name.removesuffix("_")  # also the form that changes its argument calls the form with `out`
     packet = getattr(getattr(torch.ops, func.namespace), plain.split("::")[1])
     return any(
-        torch._C._dispatch_has_kernel_for_dispatch_key(f"{plain}.{other}", "PrivateUse1")
+        torch._C._dispatch_has_kernel_for_dispatch_key(f"{plain}.{other}", dispatch_key)
         for other in packet.overloads()
         if "out" in other
     )

@@ -43,7 +43,7 @@ def rehearse_ranks(
     found: dict[int, RankRecord] = {}
     shares: dict[int, float] = {}
     waiting = list(jobs)
-    with prepared_environment(jobs[0].kind) as made, ExitStack() as stack:
+    with prepared_environment(jobs[0].device) as made, ExitStack() as stack:
         environment = made | {"OMP_NUM_THREADS": "1"}  # one core for each process
         running: list[tuple[RankProcess, ExitStack]] = []
         while waiting or running:

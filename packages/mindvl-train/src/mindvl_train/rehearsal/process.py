@@ -32,6 +32,8 @@ def main(job_path: Path, record_path: Path) -> None:
         from mindvl_ops.testing.npu_runtime import prepare_fake_npu
 
         prepare_fake_npu()
+    elif job.kind == "cuda":
+        torch.cuda.init()  # before it, the number of devices comes from a library of the driver
     # Imported here: these modules import megatron-core, which needs the device setup first.
     from mindvl_train.rehearsal.rank import Rank
     from mindvl_train.rehearsal.stage import config_of, replaced

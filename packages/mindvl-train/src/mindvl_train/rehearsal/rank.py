@@ -21,10 +21,10 @@ from mindvl_train.megatron.checkpoint import allocate_states, owned_pieces, unwr
 from mindvl_train.megatron.groups import expert_coordinates
 from mindvl_train.rehearsal.answers import ASSUMPTIONS, NOT_COVERED
 from mindvl_train.rehearsal.fake_device import FakeDevice
-from mindvl_train.rehearsal.job import Job, described, versions
+from mindvl_train.rehearsal.job import Job, Kind, described, versions
 from mindvl_train.rehearsal.memory import MemoryLog
 from mindvl_train.rehearsal.messages import MessageLog, Moment
-from mindvl_train.rehearsal.operators import is_on_npu
+from mindvl_train.rehearsal.operators import is_on_device
 from mindvl_train.rehearsal.record import (
     CheckpointRecord,
     HostWait,
@@ -36,6 +36,7 @@ from mindvl_train.rehearsal.record import (
 
 # Parts of the model in the order in which the breakdown of activations names them.
 _PARTS = ("vision", "projector", "language.embedding", "language.decoder", "language.mtp", "language.output_layer")
+_DISPATCH_KEYS: dict[Kind, str] = {"npu": "PrivateUse1", "cuda": "CUDA"}
 
 
 class Rank:
@@ -159,7 +160,7 @@ class Rank:
             persistent=self.persistent,
             operators=_operators(mode),
             waits=_waits(mode),
-            missing=_missing(mode) if job.kind == "npu" else {},
+            missing=_missing(mode, job.kind),
             checkpoint=self.checkpoint,
             assumptions=ASSUMPTIONS,
             not_covered=NOT_COVERED,
@@ -245,9 +246,10 @@ def _waits(mode: FakeDevice) -> tuple[HostWait, ...]:
     )  # fmt: skip
 
 
-def _missing(mode: FakeDevice) -> dict[str, MissingOperator]:
+def _missing(mode: FakeDevice, kind: Kind) -> dict[str, MissingOperator]:
+    key = _DISPATCH_KEYS.get(kind)
     return {
         str(func): MissingOperator(source=mode.sources.get(func, "?"), count=count)
         for func, count in mode.counts.items()
-        if not is_on_npu(func)
+        if key is not None and not is_on_device(func, key)
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rehearse one rank of a recipe in a process of its own, because fake groups and patches belong to a process.
 
-Comes after job.py; process.py is what the new process runs. The stub of the NPU runtime is compiled here.
+Comes after job.py; process.py is what the new process runs. The stub of the device runtime is compiled here.
 """
 
 import os
@@ -16,33 +16,48 @@ from pathlib import Path
 from typing import Self
 
 from mindvl_ops.errors import OpsError
+from mindvl_ops.testing.cuda_runtime import cuda_stub_environment
 from mindvl_ops.testing.npu_runtime import stub_environment
 from mindvl_train.config import RunConfig
+from mindvl_train.devices import find_device
 from mindvl_train.errors import TrainError
 from mindvl_train.launch import LAUNCHER, ended
 from mindvl_train.layout_search.packs import Pack
-from mindvl_train.rehearsal.job import Job, Kind, job_of
+from mindvl_train.rehearsal.job import Job, job_of, kind_of
 from mindvl_train.rehearsal.record import RankRecord, progress_path
 
 _MAX_LINES = 16  # of the error of a rank
+_DEFAULT_GPU = "a100"  # for the device name cuda
 _ERROR = re.compile(r"\w+(Error|Exception): ")
 
 
 @contextmanager
-def prepared_environment(kind: Kind) -> Iterator[dict[str, str]]:
-    """Environment of the processes of ranks; for NPUs the stub runtime is compiled once, and removed at the end.
+def prepared_environment(device: str) -> Iterator[dict[str, str]]:
+    """Environment of the processes of ranks; the stub of the device runtime is compiled once, and removed at the end.
 
     Raises:
-        TrainError: torch_npu or a C compiler is missing.
+        TrainError: torch_npu, a CUDA build of torch or a C compiler is missing.
     """
     with tempfile.TemporaryDirectory(prefix="mindvl-rehearsal-") as directory:
-        if kind != "npu":
-            yield {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-            return
         try:
-            yield stub_environment(Path(directory))
+            environment = _environment(device, Path(directory))
         except OpsError as error:
-            raise TrainError(f"--device: {error}") from error
+            raise TrainError(f"--device {device}: {error}") from error
+        yield environment
+
+
+def _environment(device: str, directory: Path) -> dict[str, str]:
+    kind = kind_of(device)
+    if kind == "cpu":
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    if kind == "npu":
+        return stub_environment(directory)
+    found = find_device(device) or find_device(_DEFAULT_GPU)
+    assert found is not None
+    assert found.capability is not None
+    return cuda_stub_environment(
+        directory, name=found.name, memory_bytes=int(found.memory_gb * 1e9), capability=found.capability
+    )
 
 
 def rehearse(
@@ -66,12 +81,12 @@ def rehearse(
         environment: Result of prepared_environment; None: made for this call.
 
     Raises:
-        TrainError: The layout does not fit, torch_npu or a C compiler is missing, or the step fails.
+        TrainError: The layout does not fit, a part of prepared_environment is missing, or the step fails.
     """
     job = job_of(config, recipe=recipe, device=device, world_size=world_size, rank=rank, steps=steps, pack=pack)
     if environment is not None:
         return rehearse_job(job, environment)
-    with prepared_environment(job.kind) as made:
+    with prepared_environment(job.device) as made:
         return rehearse_job(job, made)
 
 

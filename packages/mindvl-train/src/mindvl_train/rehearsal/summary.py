@@ -146,7 +146,7 @@ def counted_time(record: RankRecord, messages: Sequence[Message], machine: Machi
     compute = moved = 0.0
     for name, count in record.operators.items():
         if count.flops:
-            compute += count.flops / (rate * (ATTENTION_OF_MATMUL if "attention" in name else 1))
+            compute += count.flops / (rate * (ATTENTION_OF_MATMUL if "attention" in name or "attn" in name else 1))
         else:
             moved += (count.bytes_read + count.bytes_written) / machine.memory_bandwidth
     return {

@@ -32,9 +32,8 @@ def wheel_directory() -> Path:
             "torch_npu: is not installed, so no NPU can be simulated. Install mindvl-ops[npu] into an environment with "
             "a CPU build of torch; no NPU and no CANN are needed."
         ) from None
-    for tool, package in (("cc", "a C compiler such as gcc"), ("nm", "binutils")):
-        if shutil.which(tool) is None:
-            raise OpsError(f"{tool}: was not found, and the stub of the NPU runtime needs it. Install {package}.")
+    require_tool("cc", "a C compiler such as gcc")
+    require_tool("nm", "binutils")
     return Path(str(found))
 
 
@@ -57,7 +56,7 @@ def stub_environment(directory: Path, *, devices: int = 1) -> dict[str, str]:
     (directory / "names.h").write_text("".join(f"EACH({name})\n" for name in sorted(names - defined)))
     flags = [f"-DDEVICES={devices}", f'-DNAMES="{directory / "names.h"}"']
     for soname in _SONAMES:
-        _compile(_HERE / "runtime.c", directory / f"{soname}.so", *flags, f"-Wl,-soname,{soname}.so")
+        compile_library(_HERE / "runtime.c", directory / f"{soname}.so", *flags, f"-Wl,-soname,{soname}.so")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASCEND", "LD_"))}
     environment = {
         **kept,
@@ -68,24 +67,40 @@ def stub_environment(directory: Path, *, devices: int = 1) -> dict[str, str]:
     }
     if _torch_has_cuda():
         (symbol,) = {name for library in libraries for name in _undefined(library) if "getMutableKeys" in name}
-        _compile(_HERE / "allocator_keys.c", directory / "allocator_keys.so", f'-DKEYS="{symbol}"')
+        compile_library(_HERE / "allocator_keys.c", directory / "allocator_keys.so", f'-DKEYS="{symbol}"')
         environment["LD_PRELOAD"] = str(directory / "allocator_keys.so")
     return environment
 
 
-def _torch_has_cuda() -> bool:
-    import torch
+def require_tool(tool: str, package: str) -> None:
+    """Check that a program is installed.
 
-    return torch.version.cuda is not None
+    Raises:
+        OpsError: It is missing.
+    """
+    if shutil.which(tool) is None:
+        raise OpsError(f"{tool}: was not found, and the stub of a device runtime needs it. Install {package}.")
 
 
-def _compile(source: Path, target: Path, *flags: str) -> None:
+def compile_library(source: Path, target: Path, *flags: str) -> None:
+    """Compile a C file to a shared library.
+
+    Raises:
+        OpsError: The compiler is missing or failed.
+    """
+    require_tool("cc", "a C compiler such as gcc")
     command = ["cc", "-shared", "-fPIC", "-w", *flags, str(source), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise OpsError(
             f"{source.name}: cc failed: {done.stderr.strip()[-500:]}. Install a C compiler that builds shared libraries."
         )
+
+
+def _torch_has_cuda() -> bool:
+    import torch
+
+    return torch.version.cuda is not None
 
 
 def _looked_up(library: Path) -> set[str]:
