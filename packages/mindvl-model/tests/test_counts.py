@@ -17,6 +17,7 @@ BUILT = NAMED_SIZES | {
     "smallest llama": smallest_llama(attention_bias=True, mlp_bias=True),
     "smallest qwen3_moe": smallest_qwen3_moe(),
     "smallest deepseek_v3": smallest_deepseek_v3(num_mtp_layers=2, num_shared_experts=2),
+    "whole queries": smallest_deepseek_v3(q_lora_rank=None),
 }
 
 

@@ -68,10 +68,11 @@ def test_gradients_of_replicated_parts_are_summed_and_counted_once() -> None:
 
 def test_weights_that_are_split_over_ranks_say_so_and_copies_do_not(make_model: Callable[..., Any]) -> None:
     """megatron-core counts weights without the attribute on the first rank only in the gradient norm."""
-    for config in (smallest_config(), smallest_deepseek_v3()):
+    for config in (smallest_config(), smallest_deepseek_v3(), smallest_deepseek_v3(q_lora_rank=None)):
         for name, parameter in make_model(config).named_parameters():
             piece, kind = name.split(".")[-2:]
-            split_rows = piece in ("linear_fc1", "fc1", "linear_qkv", "linear_q_up_proj", "linear_kv_up_proj")
+            split_rows = piece in ("linear_fc1", "fc1", "linear_qkv", "linear_kv_up_proj")
+            split_rows = split_rows or piece in ("linear_q_proj", "linear_q_up_proj")
             split_columns = piece in ("linear_fc2", "fc2", "linear_proj") and kind == "weight"
             expected = split_rows or split_columns or piece in ("word_embeddings", "output_layer")
             assert getattr(parameter, "tensor_model_parallel", False) == expected, name

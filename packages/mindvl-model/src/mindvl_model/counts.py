@@ -165,6 +165,8 @@ def _grouped_query_attention(attention: GroupedQueryAttention, hidden: int, num_
 
 def _latent_attention(attention: LatentAttention, hidden: int, num_heads: int) -> int:
     nope, rope, value = attention.nope_head_dim, attention.rope_head_dim, attention.value_head_dim
-    query = attention.q_lora_rank * (hidden + 1 + num_heads * (nope + rope))
+    query, rank = hidden * num_heads * (nope + rope), attention.q_lora_rank
+    if rank is not None:
+        query = rank * (hidden + 1 + num_heads * (nope + rope))
     key_value = hidden * (attention.kv_lora_rank + rope) + attention.kv_lora_rank * (1 + num_heads * (nope + value))
     return query + key_value + num_heads * value * hidden

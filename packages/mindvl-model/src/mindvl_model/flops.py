@@ -213,8 +213,9 @@ def _attention(config: LanguageConfig, tokens: int, pairs: int) -> _Products:
 
 def _latent_attention(config: LatentAttention, hidden: int, heads: int, tokens: int, pairs: int) -> _Products:
     query_key, value = config.nope_head_dim + config.rope_head_dim, config.value_head_dim
-    projections = _matmul(tokens, hidden, config.q_lora_rank + config.kv_lora_rank + config.rope_head_dim)
-    projections += _matmul(tokens, config.q_lora_rank, heads * query_key)
+    rank = config.q_lora_rank
+    projections = _matmul(tokens, hidden, (rank or 0) + config.kv_lora_rank + config.rope_head_dim)
+    projections += _matmul(tokens, rank or hidden, heads * query_key)
     projections += _matmul(tokens, config.kv_lora_rank, heads * (config.nope_head_dim + value))
     projections += _matmul(tokens, heads * value, hidden)
     return _Products(linear=projections, attention=2 * pairs * heads * (query_key + value))

@@ -47,16 +47,18 @@ class LatentAttention:
     """Multi-head latent attention with decoupled rotary embedding (arXiv 2412.19437, section 2.1.1)."""
 
     kind: Literal["latent"] = "latent"  # Kind of attention; selects the fields of this section.
-    q_lora_rank: int  # size of the latent of queries
+    q_lora_rank: int | None  # size of the latent of queries; None: queries are projected without a latent
     kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
     rope_head_dim: int  # part of the head size with rotary embedding; all heads share one rotary key
     value_head_dim: int  # size of a value head
+    latent_norm_epsilon: float = 1e-6  # epsilon of the norms of the latents
 
     def __post_init__(self) -> None:
         check_range(
             self, 1, MAX_SIZE, "q_lora_rank", "kv_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"
         )
+        check_range(self, 0.0, 1.0, "latent_norm_epsilon")
         check_even(self, "rope_head_dim")
 
     @property
@@ -66,10 +68,17 @@ class LatentAttention:
 
     def linear_sizes(self, hidden_size: int, num_heads: int) -> dict[str, list[tuple[int, int]]]:
         """Input and output sizes of the published linear layers of each linear layer of the model."""
-        query_key, key_value = self.nope_head_dim + self.rope_head_dim, self.nope_head_dim + self.value_head_dim
-        return {
-            "linear_q_down_proj": [(hidden_size, self.q_lora_rank)],
-            "linear_q_up_proj": [(self.q_lora_rank, num_heads * query_key)],
+        queries, key_value = (
+            num_heads * (self.nope_head_dim + self.rope_head_dim),
+            self.nope_head_dim + self.value_head_dim,
+        )
+        query = {"linear_q_proj": [(hidden_size, queries)]}
+        if self.q_lora_rank is not None:
+            query = {
+                "linear_q_down_proj": [(hidden_size, self.q_lora_rank)],
+                "linear_q_up_proj": [(self.q_lora_rank, queries)],
+            }
+        return query | {
             "linear_kv_down_proj": [(hidden_size, self.kv_lora_rank + self.rope_head_dim)],
             "linear_kv_up_proj": [(self.kv_lora_rank, num_heads * key_value)],
             "linear_proj": [(num_heads * self.value_head_dim, hidden_size)],

@@ -18,8 +18,15 @@ from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3, sma
 
 @pytest.mark.parametrize(
     "config",
-    [smallest_config(), smallest_qwen2_5_vl(), smallest_qwen3_moe(), smallest_deepseek_v3(), named_config("mindvl-8b")],
-    ids=["Qwen3", "Qwen2", "Qwen3-MoE", "DeepSeek-V3", "mindvl-8b"],
+    [
+        smallest_config(),
+        smallest_qwen2_5_vl(),
+        smallest_qwen3_moe(),
+        smallest_deepseek_v3(),
+        smallest_deepseek_v3(q_lora_rank=None),
+        named_config("mindvl-8b"),
+    ],
+    ids=["Qwen3", "Qwen2", "Qwen3-MoE", "DeepSeek-V3", "whole queries", "mindvl-8b"],
 )
 @pytest.mark.parametrize("targets", [("all-linear",), ("o_proj", "up_proj", "mlp.2", "qkv")])
 def test_counts_are_those_of_the_model(config: MindVLConfig, targets: tuple[str, ...]) -> None:

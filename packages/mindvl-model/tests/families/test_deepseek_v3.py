@@ -19,8 +19,13 @@ Make = Callable[..., Any]
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"yarn": None}, {"num_shared_experts": 2, "experts_per_token": 3, "rope_head_dim": 4, "num_dense_layers": 2}],
-    ids=["yarn", "plain rotary", "other sizes"],
+    [
+        {},
+        {"yarn": None},
+        {"q_lora_rank": None, "norm_epsilon": 1e-3},
+        {"num_shared_experts": 2, "experts_per_token": 3, "rope_head_dim": 4, "num_dense_layers": 2},
+    ],
+    ids=["yarn", "plain rotary", "whole queries", "other sizes"],
 )
 def test_logits_and_gradients_of_packed_segments_are_those_of_transformers(
     assert_segment_parity: Make, changes: dict[str, Any]

@@ -111,14 +111,17 @@ def test_the_exported_processor_and_model_generate_from_images_and_videos(both: 
 def test_models_that_transformers_cannot_represent_are_refused_before_writing(
     make_model: Callable[..., Any], tokenizer_directory: Path, tmp_path: Path
 ) -> None:
-    plain, qwen = smallest_config(vocab_size=270), smallest_qwen2_5_vl(vocab_size=270)
+    plain, qwen, latent = smallest_config(vocab_size=270), smallest_qwen2_5_vl(vocab_size=270), smallest_deepseek_v3()
     cases = {
         "vision.norm_epsilon: .*got 1e-05": replace(plain, vision=replace(plain.vision, norm_epsilon=1e-5)),
         "head_dim=8 times num_heads=4 equals hidden_size=24": replace(
             qwen, language=replace(qwen.language, hidden_size=24)
         ),
         "vision.rotary_base: .*got 500.0": replace(qwen, vision=replace(qwen.vision, rotary_base=500.0)),
-        "language.norm_epsilon: .*got 1e-05": smallest_deepseek_v3(norm_epsilon=1e-5),
+        "language.attention.latent_norm_epsilon: .*got 1e-05": replace(
+            latent,
+            language=replace(latent.language, attention=replace(latent.language.attention, latent_norm_epsilon=1e-5)),
+        ),
         "language.num_shared_experts: .*got 0": smallest_deepseek_v3(num_shared_experts=0),
     }
     for message, config in cases.items():

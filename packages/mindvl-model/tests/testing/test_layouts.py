@@ -40,6 +40,7 @@ TWO_PROCESSES = {
     ),
     "pp, projector alone": Case(MOE, {"pp_size": 2}, "full", trainable=("projector",)),
     "cp, frozen vision_encoder": Case(smallest_config(), {"cp_size": 2}, trainable=("projector", "language")),
+    "tp, whole queries": Case(smallest_deepseek_v3(q_lora_rank=None), {"tp_size": 2}),
     "interleaved pp": Case(FOUR_LAYERS, {"pp_size": 2, "virtual_stages": 2}),
     "tp, Qwen2": Case(smallest_qwen2_5_vl(), {"tp_size": 2}),
     "cp, Qwen2": Case(smallest_qwen2_5_vl(), {"cp_size": 2}),

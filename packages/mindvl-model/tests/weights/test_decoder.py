@@ -17,11 +17,14 @@ CONFIGS = [
     smallest_qwen3_moe(),
     smallest_qwen3_moe(tie_embeddings=True),
     smallest_deepseek_v3(),
+    smallest_deepseek_v3(q_lora_rank=None),
     smallest_deepseek_v3(num_mtp_layers=2, num_shared_experts=0),
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["llama", "qwen3_moe", "tied", "deepseek_v3", "two depths"])
+@pytest.mark.parametrize(
+    "config", CONFIGS, ids=["llama", "qwen3_moe", "tied", "deepseek_v3", "whole queries", "two depths"]
+)
 def test_rules_cover_every_parameter_and_bias_and_go_both_ways_exactly(
     make_model: Callable[..., Any], config: Any
 ) -> None:

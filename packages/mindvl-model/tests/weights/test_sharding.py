@@ -59,6 +59,7 @@ CASES: dict[str, tuple[MindVLConfig, dict[str, Any]]] = {
     "pp2 vpp2": (replace(TIED, language=replace(TIED.language, num_layers=4)), {"pp_size": 2, "virtual_stages": 2}),
     "tp2 ep2, experts of Qwen3": (smallest_qwen3_moe(), {"tp_size": 2, "ep_size": 2}),
     "tp2 ep2, DeepSeek-V3": (smallest_deepseek_v3(num_mtp_layers=1), {"tp_size": 2, "ep_size": 2}),
+    "tp2, whole queries": (smallest_deepseek_v3(q_lora_rank=None), {"tp_size": 2}),
     "pp2 ep1, DeepSeek-V3": (smallest_deepseek_v3(num_layers=4, num_mtp_layers=1), {"pp_size": 2}),
 }
 

@@ -19,7 +19,7 @@ from mindvl_model.weights.sharding import split_kind
 
 _LINEAR = (
     *("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "fc1", "fc2"),
-    *("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"),
+    *("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"),
 )
 
 

@@ -10,15 +10,13 @@ from mindvl_model.families.preset import Preset
 from mindvl_model.hf.config_keys import MAX_EXPERTS, MAX_LAYERS, Keys
 from mindvl_model.language_config import ExpertsConfig, LanguageConfig, LatentAttention, RopeConfig, YarnConfig
 
-LATENT_NORM_EPSILON = 1e-6  # of the norms inside the attention; a constant in the code of transformers
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3Preset(Preset):
     """A DeepSeek-V3 decoder: latent attention, dense layers first, then sigmoid-routed experts (arXiv 2412.19437)."""
 
     kind: Literal["deepseek_v3"] = "deepseek_v3"  # Family of the language model; selects the fields of this section.
-    q_lora_rank: int  # size of the latent of queries
+    q_lora_rank: int | None  # Size of the latent of queries; null: queries are projected without a latent.
     kv_lora_rank: int  # size of the latent of keys and values
     nope_head_dim: int  # part of the head size without rotary embedding
     rope_head_dim: int  # Part of the head size with rotary embedding; all heads share one rotary key.
@@ -53,7 +51,6 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a decoder with latent attention and sigmoid-routed experts."""
     sizes = decoder_sizes(text, root)
     text.only("num_key_value_heads", sizes["num_heads"])
-    text.only("rms_norm_eps", LATENT_NORM_EPSILON)
     for name, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("norm_topk_prob", True)):
         text.only(name, value)
     text.only("moe_layer_freq", 1)
@@ -66,7 +63,8 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
         family=family,
         **sizes,
         attention=LatentAttention(
-            q_lora_rank=text.number("q_lora_rank"),
+            # null is not a missing key, for which transformers has a default
+            q_lora_rank=None if text.take("q_lora_rank", 1536) is None else text.number("q_lora_rank", 1536),
             kv_lora_rank=text.number("kv_lora_rank"),
             nope_head_dim=nope,
             rope_head_dim=rope,
@@ -97,7 +95,7 @@ def write(language: LanguageConfig) -> dict[str, Any]:
     assert attention.kind == "latent"
     assert experts is not None
     for name, used, value in (
-        ("norm_epsilon", language.norm_epsilon, LATENT_NORM_EPSILON),
+        ("attention.latent_norm_epsilon", attention.latent_norm_epsilon, LatentAttention.latent_norm_epsilon),
         ("num_shared_experts", experts.num_shared_experts, max(experts.num_shared_experts, 1)),
     ):
         if used != value:

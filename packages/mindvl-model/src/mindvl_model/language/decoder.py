@@ -40,7 +40,9 @@ def build_decoder(
         layer_spec,
         causal=True,
         query_key_norm=attention.kind == "grouped_query" and attention.qk_norm,
-        attention=latent_attention(softmax_scale(config, attention)) if attention.kind == "latent" else None,
+        attention=latent_attention(softmax_scale(config, attention), attention.latent_norm_epsilon)
+        if attention.kind == "latent"
+        else None,
         output_bias=attention.kind == "grouped_query" and attention.output_bias,
     )
     dense = layer(mlp_bias=config.mlp_bias)

@@ -45,15 +45,21 @@ class LatentAttention(MegatronModule):
 
     config: MLATransformerConfig
 
-    def __init__(self, config: MLATransformerConfig, layer_number: int, softmax_scale: float, **_: Any) -> None:
+    def __init__(
+        self, config: MLATransformerConfig, layer_number: int, softmax_scale: float, norm_epsilon: float, **_: Any
+    ) -> None:
         super().__init__(config=config)
         heads, self.nope, self.rope = config.num_attention_heads, config.qk_head_dim, config.qk_pos_emb_head_dim
         self.value, self.latent = config.v_head_dim, config.kv_lora_rank
-        self.linear_q_down_proj = DuplicatedLinear(config, config.hidden_size, config.q_lora_rank)
-        self.q_layernorm = RMSNorm(config, config.q_lora_rank, config.layernorm_epsilon)
-        self.linear_q_up_proj = _split_columns(config, config.q_lora_rank, heads * (self.nope + self.rope))
+        queries = heads * (self.nope + self.rope)
+        if config.q_lora_rank is None:
+            self.linear_q_proj = _split_columns(config, config.hidden_size, queries)
+        else:
+            self.linear_q_down_proj = DuplicatedLinear(config, config.hidden_size, config.q_lora_rank)
+            self.q_layernorm = RMSNorm(config, config.q_lora_rank, norm_epsilon)
+            self.linear_q_up_proj = _split_columns(config, config.q_lora_rank, queries)
         self.linear_kv_down_proj = DuplicatedLinear(config, config.hidden_size, self.latent + self.rope)
-        self.kv_layernorm = RMSNorm(config, self.latent, config.layernorm_epsilon)
+        self.kv_layernorm = RMSNorm(config, self.latent, norm_epsilon)
         self.linear_kv_up_proj = _split_columns(config, self.latent, heads * (self.nope + self.value))
         self.core_attention = PackedAttention(config, layer_number, AttnMaskType.causal, "self", softmax_scale)
         self.linear_proj = RowParallelLinear(
@@ -71,7 +77,10 @@ class LatentAttention(MegatronModule):
         pack: PackedSequence = kwargs["packed_seq_params"]
         assert pack.cos is not None
         assert pack.sin is not None
-        query = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
+        if self.config.q_lora_rank is None:
+            query = self.linear_q_proj(hidden_states)[0]
+        else:
+            query = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
         query = query.view(query.shape[0], -1, self.nope + self.rope)  # [T, N/tp, nope + rope]
         query_nope, query_rope = query.split((self.nope, self.rope), dim=-1)
         latent, key_rope = self.linear_kv_down_proj(hidden_states).split((self.latent, self.rope), dim=-1)
@@ -93,9 +102,9 @@ class LatentAttention(MegatronModule):
         return self.linear_proj(context)[0], None
 
 
-def latent_attention(softmax_scale: float) -> ModuleSpec:
+def latent_attention(softmax_scale: float, norm_epsilon: float) -> ModuleSpec:
     """The ModuleSpec of LatentAttention, for layer_spec."""
-    return ModuleSpec(module=LatentAttention, params={"softmax_scale": softmax_scale})
+    return ModuleSpec(module=LatentAttention, params={"softmax_scale": softmax_scale, "norm_epsilon": norm_epsilon})
 
 
 def _keep(weight: Tensor) -> Tensor:

@@ -15,10 +15,9 @@ from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, L
 from mindvl_model.weights.rules import WeightRule, gated, same
 
 HF_DECODER = "model.language_model."
+_QUERY = {"linear_q_proj": "q_proj"}
+_LATENT_QUERY = {"linear_q_down_proj": "q_a_proj", "q_layernorm": "q_a_layernorm", "linear_q_up_proj": "q_b_proj"}
 _LATENT = {
-    "linear_q_down_proj": "q_a_proj",
-    "q_layernorm": "q_a_layernorm",
-    "linear_q_up_proj": "q_b_proj",
     "linear_kv_down_proj": "kv_a_proj_with_mqa",
     "kv_layernorm": "kv_a_layernorm",
     "linear_kv_up_proj": "kv_b_proj",
@@ -58,7 +57,8 @@ def _layer(prefix: str, hf_prefix: str, config: LanguageConfig, *, dense: bool) 
     if attention.kind == "grouped_query":
         yield from _grouped_query(prefix + "self_attention.", hf_prefix + "self_attn.", attention, config.num_heads)
     else:
-        for name, hf_name in _LATENT.items():
+        query = _QUERY if attention.q_lora_rank is None else _LATENT_QUERY
+        for name, hf_name in (query | _LATENT).items():
             yield same(f"{prefix}self_attention.{name}.weight", f"{hf_prefix}self_attn.{hf_name}.weight")
     if dense or config.experts is None:
         yield from _mlp(prefix + "mlp.", hf_prefix + "mlp.", bias=config.mlp_bias)

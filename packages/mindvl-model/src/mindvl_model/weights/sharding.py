@@ -20,6 +20,7 @@ _ROWS = (  # split along the output dimension: also the vocabulary, query groups
     "word_embeddings",
     "output_layer",
     "linear_qkv",
+    "linear_q_proj",
     "linear_q_up_proj",
     "linear_kv_up_proj",
     "linear_fc1",

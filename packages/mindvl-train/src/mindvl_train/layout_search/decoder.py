@@ -214,7 +214,8 @@ def _grouped_attention(setting: Setting, attention: GroupedQueryAttention) -> Bl
 def _latent_attention(setting: Setting, attention: LatentAttention) -> Block:
     language, wide, tp = setting.model.language, setting.wide, setting.tp_size
     hidden, tokens, sliced = language.hidden_size, setting.tokens, setting.sliced
-    q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.rope_head_dim
+    q_rank, kv_rank, rope = attention.q_lora_rank or 0, attention.kv_lora_rank, attention.rope_head_dim
+    q_input = q_rank or hidden  # without a latent, queries are projected from the layer's input
     width, value = attention.nope_head_dim + rope, attention.value_head_dim
     heads = Heads(query=language.num_heads / tp, key=language.num_heads / tp, width=width, value=value)
     core, sent, exchanged = _core(setting, heads)
@@ -229,10 +230,10 @@ def _latent_attention(setting: Setting, attention: LatentAttention) -> Block:
     kept += 0 if trained or not core.holds_values or setting.cp_size > 1 else output
     kept += key_value if core.holds_values else 0.0
     down = hidden * (q_rank + kv_rank + rope)
-    up = q_rank * heads.query * width + kv_rank * heads.key * (attention.nope_head_dim + value)
+    up = q_input * heads.query * width + kv_rank * heads.key * (attention.nope_head_dim + value)
     out = heads.query * value * hidden
-    gathered = wide * tokens * (q_rank + kv_rank + rope)
-    gradient = setting.weight_gradient(max(out, hidden * q_rank)) if trained else 0.0
+    gathered = wide * tokens * (q_input + kv_rank + rope)
+    gradient = setting.weight_gradient(max(out, hidden * (q_rank or heads.query * width))) if trained else 0.0
     return replace(
         _base(setting, "attention"),
         dense=round(down + up + out) + q_rank + kv_rank + hidden,
