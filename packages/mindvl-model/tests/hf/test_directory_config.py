@@ -133,6 +133,14 @@ def test_a_second_copy_of_the_decoder_keys_must_be_equal(tmp_path: Path) -> None
         config_from_directory(write(tmp_path, document | {"num_hidden_layers": 27}))
 
 
+def test_full_attention_layers_that_do_not_exist_have_no_effect(tmp_path: Path) -> None:
+    """transformers writes its default, 7, 15, 23 and 31, for an encoder with fewer layers."""
+    shallow = PUBLISHED_7B | {"vision_config": PUBLISHED_7B["vision_config"] | {"depth": 8}}
+    assert config_from_directory(write(tmp_path, shallow)).vision.full_attention_layers == (7,)
+    shallow["vision_config"]["depth"] = 7
+    assert config_from_directory(write(tmp_path, shallow)).vision.full_attention_layers == ()
+
+
 def test_norms_and_pixels_come_back_with_their_numbers(tmp_path: Path) -> None:
     config = smallest_qwen2_5_vl()
     vision = replace(config.vision, image_mean=(0.5, 0.4, 0.3), image_std=(0.1, 0.2, 0.25))
