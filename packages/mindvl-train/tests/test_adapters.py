@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from mindvl_model.adapters import LoRAConfig
@@ -18,6 +19,7 @@ from mindvl_model.testing.tiny import smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, run_training
 from mindvl_train.adapters import base_digest
 from mindvl_train.checkpoints.export import export_checkpoint
+from mindvl_train.checkpoints.integrity import FILES, seal, write_json
 from mindvl_train.checks.alignment import write_start
 from mindvl_train.checks.parallel import check_parallel
 from mindvl_train.config import InitSection
@@ -56,10 +58,42 @@ def test_a_resumed_run_continues_bitwise_with_dropout(make_config: Any, base: Pa
     whole = make_config("whole", adapter=LORA, init=InitSection(model=base))
     run_training(whole)
     again = make_config("again", adapter=LORA, init=InitSection(model=base))
+    _without_a_new_field(checkpoint_of(whole, 3))
     run_training(again, resume=checkpoint_of(whole, 3))
     expected, found = (read_tensors(checkpoint_of(one, 6)) for one in (whole, again))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def _without_a_new_field(checkpoint: Path) -> None:
+    """As if the checkpoint had been saved before the field `dora` existed."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["run"]["adapter"]["dora"]
+    write_json(checkpoint / "manifest.json", manifest)
+    (checkpoint / FILES).unlink()
+    seal(checkpoint)
+
+
+def test_norms_of_dora_start_at_those_of_the_weights_and_are_trained(
+    make_config: Any, base: Path, tmp_path: Path, read_tensors: Any
+) -> None:
+    config = make_config(adapter=replace(LORA, dropout=0.0, dora=True, base_bits=4), init=InitSection(model=base))
+    run_training(config)
+    again = make_config("again", adapter=config.adapter, init=config.init)
+    run_training(again, resume=checkpoint_of(config, 3))
+    expected, found = (read_tensors(checkpoint_of(one, 6)) for one in (config, again))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    start = read_tensors(checkpoint_of(config, 3))
+    norms = [name for name in expected if name.endswith(".M")]
+    weights = load_file(base / "model.safetensors")
+    (name,) = [one for one in norms if one.startswith("language") and "q_proj" in one]  # of all layers
+    wanted = torch.linalg.vector_norm(weights["model.language_model.layers.1.self_attn.q_proj.weight"], dim=1)
+    assert (start[name][1] - wanted).abs().max() < 0.1 * wanted.max()  # of quantized weights, after three steps
+    assert not any(torch.equal(start[one], expected[one]) for one in norms if "optimizer" not in one)
+    export_checkpoint(config.out, tmp_path / "adapter")
+    model = from_pretrained(AutoModelForImageTextToText, base, trust_remote_code=True, dtype=torch.float32)
+    assert PeftModel.from_pretrained(model, tmp_path / "adapter").peft_config["default"].use_dora
 
 
 def test_a_run_over_four_bits_resumes_bitwise_and_exports_to_the_full_base(

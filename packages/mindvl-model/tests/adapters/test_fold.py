@@ -18,22 +18,28 @@ from mindvl_model.hf.processor_files import ProcessorSettings
 from mindvl_model.testing.tiny import smallest_qwen2_5_vl, smallest_qwen3_moe
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5-VL", "Qwen3-MoE", "down_proj of Qwen3-MoE"])
+@pytest.mark.parametrize(
+    "name", ["Qwen2.5-VL", "Qwen3-MoE", "down_proj of Qwen3-MoE", "DoRA", "other ranks and scalings"]
+)
 def test_folded_weights_are_those_that_peft_merges(
     make_model: Any, tokenizer_directory: Path, tmp_path: Path, name: str
 ) -> None:
-    config = smallest_qwen2_5_vl(vocab_size=270) if name == "Qwen2.5-VL" else smallest_qwen3_moe(vocab_size=270)
+    config = smallest_qwen3_moe(vocab_size=270) if "MoE" in name else smallest_qwen2_5_vl(vocab_size=270)
     base, sizes = tmp_path / "base", ProcessorSettings(min_pixels=28 * 28, max_pixels=56 * 84)
     export_hf_directory(make_model(config), config, base, tokenizer=tokenizer_directory, processor=sizes)
     model = from_pretrained(AutoModelForImageTextToText, base, trust_remote_code=True, dtype=torch.float32)
     parameters = {
-        "Qwen2.5-VL": None,
         "Qwen3-MoE": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         "down_proj of Qwen3-MoE": ["mlp.experts.down_proj"],
-    }[name]
-    targets = ["q_proj", "attn.qkv", "merger.mlp.2", *(["up_proj"] if name == "Qwen2.5-VL" else [])]
+    }.get(name)
+    targets = ["q_proj", "attn.qkv", "merger.mlp.2", *([] if "MoE" in name else ["up_proj"])]
+    changes: dict[str, Any] = {"use_dora": name == "DoRA"}
+    if name == "other ranks and scalings":
+        changes = {"rank_pattern": {"layers.0.self_attn.q_proj": 5}, "alpha_pattern": {".*up_proj": 9}}
+        changes |= {"layers_to_transform": [0], "layers_pattern": "layers", "use_rslora": True}
+        targets = targets[:1] + targets[3:]
     settings = LoraConfig(
-        r=3, lora_alpha=5, target_modules=targets, target_parameters=parameters, init_lora_weights=False
+        r=3, lora_alpha=5, target_modules=targets, target_parameters=parameters, init_lora_weights=False, **changes
     )
     wrapped = get_peft_model(model, settings)
     wrapped.save_pretrained(tmp_path / "adapter")
@@ -62,7 +68,7 @@ def test_an_adapter_of_another_model_is_refused(make_model: Any, tokenizer_direc
     assert isinstance(wrapped, PeftModel)
     wrapped.save_pretrained(tmp_path / "adapter")
     with pytest.raises(
-        WeightError, match=r"has an adapter for model.visual.patch_embed.proj, which the model does not have"
+        WeightError, match=r"has an adapter for model.visual.patch_embed.proj, which is no linear layer"
     ):
         fold_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "folded")
     with pytest.raises(WeightError, match="base: already exists"):

@@ -27,6 +27,8 @@ PLAIN = LoRAConfig(rank=3, alpha=6)
 SOME = LoRAConfig(rank=3, alpha=6, rslora=True, targets=("q_proj", "v_proj", "up_proj", "attn.proj", "mlp.2"))
 DROPPED = LoRAConfig(rank=3, alpha=6, dropout=0.3)
 ATTENTION_DROPPED = replace(DROPPED, targets=("q_proj", "k_proj", "o_proj", "qkv", "mlp.0"))
+NORMS = LoRAConfig(rank=3, alpha=6, dora=True)
+SOME_NORMS = replace(NORMS, targets=("q_proj", "v_proj", "up_proj", "attn.proj", "down_proj"))
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "qkv")
 
 
@@ -49,9 +51,21 @@ TWO_PROCESSES = {
     "tp, latent attention with dropout, DeepSeek-V3": adapted(
         DEEPSEEK, {"tp_size": 2}, "full", lora=replace(DROPPED, targets=LATENT)
     ),
+    "tp, DoRA": adapted(smallest_config(), {"tp_size": 2}, "full", lora=NORMS),
+    "tp, images spread, DoRA of some layers": adapted(
+        smallest_qwen2_5_vl(), {"tp_size": 2, "spread_images": True}, lora=SOME_NORMS
+    ),
+    "tp, DoRA of some layers, Qwen2": adapted(smallest_qwen2_5_vl(), {"tp_size": 2}, lora=SOME_NORMS),
+    "cp, DoRA": adapted(smallest_config(), {"cp_size": 2}, lora=NORMS),
+    "tp, DoRA of latent attention, DeepSeek-V3": adapted(
+        DEEPSEEK, {"tp_size": 2}, "full", lora=replace(NORMS, targets=LATENT)
+    ),
     "uneven pp, DeepSeek-V3": adapted(DEEPSEEK, {"pp_size": 2, "stage_layers": (1, 3)}),
 }
 FOUR_PROCESSES = {
+    "tp above heads of vision encoder and keys, DoRA": adapted(
+        smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}, lora=SOME_NORMS
+    ),
     "tp cp": adapted(smallest_config(), {"tp_size": 2, "cp_size": 2}, lora=DROPPED),
     "tp above heads of vision encoder and keys": adapted(
         smallest_qwen2_5_vl(), {"tp_size": 4, "spread_images": True}, lora=ATTENTION_DROPPED

@@ -8,6 +8,7 @@ of no use with other weights; restore.py compares them.
 import hashlib
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,29 @@ def choose_trained(model: Any, model_config: MindVLConfig, config: RunConfig) ->
 def start_adapters(model: Any, config: RunConfig) -> None:
     """Set the adapters of a model to their first values: those of init.adapter, or random A and zero B.
 
+    Rows of A that init.adapter does not have are random too.
+
     Raises:
         WeightError: init.adapter is damaged, or its adapters are not those of the recipe.
     """
     from mindvl_model.megatron.adapters import fill_adapters, initialize_adapters
 
     assert config.adapter is not None
+    initialize_adapters(model, config.seed)
     if config.init.adapter is None:
-        initialize_adapters(model, config.seed)
         return
     directory = PeftDirectory(config.init.adapter)
     directory.check(config.model.resolved, config.adapter, config.trained_parts)
     fill_adapters(model, directory)
     logger.info("loaded adapters from %s", config.init.adapter)
+
+
+def start_norms(models: Iterable[Any], config: RunConfig) -> None:
+    """Set the norms of DoRA to those of the frozen weights, unless init.adapter has them; after the move to the device."""
+    from mindvl_model.megatron.adapters import initialize_norms
+
+    for model in models if config.init.adapter is None else ():
+        initialize_norms(model)
 
 
 def adapter_of(manifest: dict[str, Any]) -> tuple[LoRAConfig, tuple[Part, ...]]:

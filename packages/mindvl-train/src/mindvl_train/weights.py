@@ -14,7 +14,7 @@ from mindvl_model.hf.load import load_hf_directory
 from mindvl_model.megatron.quantized import quantize_base
 from mindvl_model.megatron.stages import build_stages
 from mindvl_model.parameters import Part, initialize
-from mindvl_train.adapters import choose_trained, start_adapters
+from mindvl_train.adapters import choose_trained, start_adapters, start_norms
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
 from mindvl_train.config import InitSection
@@ -48,7 +48,10 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
         if run.config.adapter is not None and load_init:
             start_adapters(model, run.config)
             quantize_base(model, run.model, run.config.adapter)
-    return [model.to(device) for model in models]
+    models = [model.to(device) for model in models]
+    if run.config.adapter is not None and load_init:
+        start_norms(models, run.config)
+    return models
 
 
 def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> set[str]:

@@ -194,9 +194,10 @@ def _check_config(where: Path, document: dict[str, Any]) -> None:
         unsupported.append("target_parameters")
     if unsupported:
         key = unsupported[0]
+        hint = "Fold each adapter into its base model with PEFT (merge_and_unload), and merge the results."
         raise DirectoryError(
-            f"{where}: {key}={document[key]!r:.100} is not supported in an average of adapters. Fold each adapter into its "
-            "base model with PEFT (merge_and_unload), and merge the results."
+            f"{where}: {key}={document[key]!r:.100} is not supported in an average of adapters. "
+            f"{FOLD_HINT if key == 'use_dora' else hint}"
         )
     for key in ("r", "lora_alpha"):
         _check_number(where, key, document.get(key), is_integer=key == "r")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fold the adapters of a PEFT directory into the weights of a model directory, one tensor at a time.
 
-Comes after training, for engines and merges that read plain weights. The result is W + scaling * B A, computed in fp32 and
-rounded to the data type of W.
+Comes after training, for engines and merges that read plain weights. The result is W + scaling * B A, with the norms of
+DoRA if there are some, computed in fp32 and rounded to the data type of W.
 """
 
 import os
@@ -58,13 +58,14 @@ def fold_adapter(
         for done, name in enumerate(names):
             tensor = weights.read(name)
             if canonical_name(name) in changes:
-                a, b = directory.read(*changes[canonical_name(name)])
-                if tensor.shape != (b.shape[0], a.shape[1]):
+                found = directory.read(*changes[canonical_name(name)])
+                shape = len(found.b), found.a.shape[1]
+                if tensor.shape != shape:
                     raise WeightError(
-                        f"{adapter}: the adapter of {name} gives the shape {[b.shape[0], a.shape[1]]}, but the weight has "
+                        f"{adapter}: the adapter of {name} gives the shape {list(shape)}, but the weight has "
                         f"{list(tensor.shape)}. Use its base model."
                     )
-                tensor = (tensor.float() + lora.scaling * (b.float() @ a.float())).to(tensor.dtype)
+                tensor = found.folded(tensor).to(tensor.dtype)
             yield name, tensor
             progress(done + 1, len(names))
 

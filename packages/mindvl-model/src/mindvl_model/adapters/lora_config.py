@@ -26,6 +26,7 @@ class LoRAConfig:
     # or a longer suffix; all-linear: every linear layer but the output layer and routers.
     targets: tuple[str, ...] = (ALL_LINEAR,)
     rslora: bool = False  # divide alpha by the square root of the rank (arXiv 2312.03732)
+    dora: bool = False  # also train the norm of each row of the adapted weights (arXiv 2402.09353); not for experts
     # Bits of the frozen weights of linear layers, by bitsandbytes: 16 keeps the precision of the run, 8 is blockwise, 4 is
     # NF4 (arXiv 2305.14314). On CUDA and CPU.
     base_bits: Literal[16, 8, 4] = 16
@@ -38,6 +39,11 @@ class LoRAConfig:
             raise ValueError(f"alpha: must be a finite number > 0, got {self.alpha}. Use for example twice the rank.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}. Use for example 0.05.")
+        if self.dora and self.dropout:
+            raise ValueError(
+                f"dropout: is {self.dropout}, but DoRA in PEFT would drop the inputs of the frozen weights too. Set dropout=0, "
+                "or dora=false."
+            )
         if not self.targets or "" in self.targets:
             raise ValueError(
                 "targets: must name at least one layer. Name for example q_proj and v_proj, or all-linear."

@@ -1,180 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write adapters as a PEFT directory: adapter_config.json and adapter_model.safetensors.
+"""Read the adapters of a PEFT directory: adapter_config.json and adapter_model.safetensors.
 
-Comes after training (export) and before it (initial adapters). The format is that of PEFT 0.21 with transformers 5, whose
-experts are two matrices per layer, gate_up_proj and down_proj: gate_proj and up_proj, which have matrices of their own
-here, are written as one adapter of twice the rank, block by block.
+Comes before training (initial adapters) and before fold.py; peft_export.py writes such directories. The format is that of
+PEFT 0.21 with transformers 5, whose experts are two matrices per layer, gate_up_proj and down_proj. An adapter of
+gate_up_proj is read as one of gate_proj and one of up_proj: with the same A, or with half of its rank each if its B has two
+blocks, as in exports of mindvl.
 """
 
-import json
 import math
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mindvl_model.adapters.lora_config import LoRAConfig
+from mindvl_model.adapters.sizes import published_size
 from mindvl_model.adapters.targets import Target, find_targets, published_layers
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import WeightError
 from mindvl_model.parameters import Part
-from mindvl_model.weights.directory import as_dtype, sync_directory
 from mindvl_model.weights.json_file import read_json
-from mindvl_model.weights.names import canonical_name
+from mindvl_model.weights.names import canonical_name, published_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-_EXPERTS_PATTERN = r"mlp\.experts\.gate_up_proj"
-_NOT_LINEAR = ("model.visual.patch_embed.proj", "model.language_model.embed_tokens", "lm_head")
-_UNSUPPORTED = (
-    "use_dora",
-    "modules_to_save",
-    "layer_replication",
-    "lora_bias",
-    "layers_to_transform",
-    "exclude_modules",
-)
-Read = Callable[[str], Tensor]  # whole matrix of the model by global name, such as LAYER.lora.q_proj.A
+NORMS = "lora_magnitude_vector"  # of DoRA, in the names of tensors
+_PLAIN_INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")  # the others also change the base model
+_KNOWN = {  # keys that are used here, or do not change the product of the matrices
+    *(
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+    ),
+    *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "bias"),
+    *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("init_lora_weights", "loftq_config", "eva_config", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
+    *("ensure_weight_tying", "runtime_config"),
+}
+_WITH_PEFT = "merge it into its base model with PEFT (merge_and_unload) and use the result"
 
 
-def published_factors(target: Target, index: int, read: Read) -> tuple[Tensor, Tensor]:
-    """A [rank, in] and B [out, rank] of a published layer, or [E, rank, in] and [E, out, rank] of all experts."""
-    a, b = (read(f"{target.layer}.lora.{target.key(index)}.{name}") for name in "AB")
-    if target.experts:
-        return a.transpose(1, 2), b.transpose(1, 2)
-    return a, (target.rule.split(b)[0] if len(target.published) == 1 else b)  # queries, keys, values of vision by head
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one published layer: W + scaling * B A, with rows of the given norms if there are some."""
 
+    a: Tensor  # [rank, in]
+    b: Tensor  # [out, rank]
+    scaling: float
+    norms: Tensor | None  # [out], of DoRA
 
-def write_peft_directory(
-    out: Path,
-    config: MindVLConfig,
-    lora: LoRAConfig,
-    parts: Iterable[Part],
-    read: Read,
-    *,
-    base: Path | None,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Write the adapters of a model as a directory that PEFT loads; `out` is renamed into place once it is complete.
+    def with_scaling(self, scaling: float) -> Tensor:
+        """B for another scaling, so that the product is the same."""
+        return self.b if math.isclose(scaling, self.scaling) else self.b * (self.scaling / scaling)
 
-    Args:
-        out: Directory to create.
-        config: Configuration of the whole model.
-        lora: Configuration of the adapters.
-        parts: Parts that have adapters.
-        read: Returns a whole matrix by global name; called once for each.
-        base: Model directory that the adapters belong to; None: unknown.
-        dtype: Data type of the written matrices; None: as read.
-
-    Raises:
-        WeightError: `out` exists or cannot be written.
-    """
-    if out.exists():
-        raise WeightError(f"{out}: already exists. Choose a new directory, or remove it first.")
-    targets = find_targets(config, lora, parts)
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        tensors = {name: as_dtype(tensor, dtype).cpu() for name, tensor in _peft_tensors(targets, read)}
-        save_file(tensors, unfinished / WEIGHTS, {"format": "pt"})
-        document = _adapter_config(config, lora, targets, base)
-        (unfinished / CONFIG).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-        sync_directory(unfinished)
-        os.replace(unfinished, out)
-    except OSError as error:
-        what = error.strerror or str(error)[:300]
-        raise WeightError(
-            f"{out}: cannot be written ({what}). Free disk space, or choose another directory."
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _peft_tensors(targets: dict[str, Target], read: Read) -> Iterator[tuple[str, Tensor]]:
-    for target in targets.values():
-        if target.experts:
-            yield from _expert_tensors(target, targets, read)
-            continue
-        for index in target.chosen:
-            for name, tensor in zip("AB", published_factors(target, index, read), strict=True):
-                yield f"{PREFIX}{target.published[index]}.lora_{name}.weight", tensor.contiguous()
-
-
-def _expert_tensors(target: Target, targets: dict[str, Target], read: Read) -> Iterator[tuple[str, Tensor]]:
-    """The matrices of all experts, stacked as PEFT does for a parameter: A [E * rank, in], B [out, rank * E]."""
-    factors = {index: published_factors(target, index, read) for index in target.chosen}
-    a = torch.cat([one[0] for one in factors.values()], dim=1)  # [E, count * rank, in]
-    some = next(iter(factors.values()))[1]
-    blocks = []
-    for index in range(target.per_expert):
-        row = [factors[at][1] if at == index else torch.zeros_like(some) for at in target.chosen]
-        blocks.append(torch.cat(row, dim=2))
-    b = torch.cat(blocks, dim=1)  # [E, out, count * rank]
-    both = target.per_expert == 2 and target.layer.replace("linear_fc1", "linear_fc2") in targets
-    prefix = f"{PREFIX}{_experts_module(target)}." + ("base_layer." if both else "")  # PEFT nests the wrappers
-    yield f"{prefix}lora_A.weight", a.reshape(-1, a.shape[2]).contiguous()
-    yield f"{prefix}lora_B.weight", b.permute(1, 2, 0).reshape(b.shape[1], -1).contiguous()
-
-
-def _experts_module(target: Target) -> str:
-    return target.published[0].rsplit(".", 2)[0]
-
-
-def _adapter_config(
-    config: MindVLConfig, lora: LoRAConfig, targets: dict[str, Target], base: Path | None
-) -> dict[str, Any]:
-    own = {target.published[index] for target in targets.values() if not target.experts for index in target.chosen}
-    experts = [target for target in targets.values() if target.experts]
-    parameters = {f"mlp.experts.{'down_proj' if one.per_expert == 1 else 'gate_up_proj'}" for one in experts}
-    double = [one for one in experts if len(one.chosen) == 2]
-    # PEFT divides by the rank of the pattern, so alpha grows with it.
-    alpha = lora.alpha * (math.sqrt(2) if lora.rslora else 2)
-    pattern = _EXPERTS_PATTERN
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None if base is None else str(base),
-        "r": lora.rank,
-        "lora_alpha": _plain(lora.alpha),
-        "lora_dropout": lora.dropout,
-        "use_rslora": lora.rslora,
-        "use_dora": False,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "init_lora_weights": True,
-        "inference_mode": True,
-        "modules_to_save": None,
-        "target_modules": _suffixes(own, {*published_layers(config), *_NOT_LINEAR}) if own else None,
-        "target_parameters": sorted(parameters) or None,
-        "rank_pattern": {pattern: 2 * lora.rank} if double else {},
-        "alpha_pattern": {pattern: _plain(alpha)} if double else {},
-    }
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def _suffixes(own: set[str], known: set[str]) -> list[str]:
-    """The shortest suffixes by which PEFT finds these layers and no other."""
-    known = {name for name in known if ".experts." not in name}  # not modules in transformers 5
-    found: set[str] = set()
-    for name in sorted(own):
-        components = name.split(".")
-        # A number alone is also the last component of layers and blocks.
-        for count in range(2 if components[-1].isdigit() else 1, len(components) + 1):
-            suffix = ".".join(components[-count:])
-            if suffix in found or {one for one in known if one == suffix or one.endswith(f".{suffix}")} <= own:
-                found.add(suffix)
-                break
-    return sorted(found)
+    def folded(self, weight: Tensor) -> Tensor:
+        """The weight [out, in] that gives the same outputs without an adapter, in fp32."""
+        folded = weight.float() + self.scaling * (self.b.float() @ self.a.float())
+        if self.norms is not None:
+            folded *= (self.norms.float() / torch.linalg.vector_norm(folded, dim=1))[:, None]
+        return folded
 
 
 class PeftDirectory:
@@ -186,82 +80,88 @@ class PeftDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        document = read_json(path / CONFIG)
-        if not isinstance(document, dict) or document.get("peft_type") != "LORA":
-            raise WeightError(f"{path / CONFIG}: describes no LoRA adapter. Use a directory that PEFT saved with LoRA.")
-        unsupported = [name for name in _UNSUPPORTED if document.get(name)]
-        if document.get("bias", "none") != "none":
-            unsupported.append("bias")
-        patterns = {*(document.get("rank_pattern") or {}), *(document.get("alpha_pattern") or {})}
-        if patterns - {_EXPERTS_PATTERN}:  # other ranks or scalings of some layers
-            unsupported.append("rank_pattern" if document.get("rank_pattern") else "alpha_pattern")
-        if unsupported:
+        self.config = _read_config(path / CONFIG)
+        if not (path / WEIGHTS).is_file():
+            others = sorted(one.name for one in path.glob("adapter_model*"))
             raise WeightError(
-                f"{path / CONFIG}: {unsupported[0]}={document[unsupported[0]]} is not supported. Use an adapter without it, "
-                "or merge it into its base model with PEFT."
+                f"{path / WEIGHTS}: does not exist{f', but {others[0]}' if others else ''}. Load the adapter with PEFT, and save "
+                "it in one safetensors file (save_pretrained)."
             )
-        self.config: dict[str, Any] = document
         try:
             self._file = safe_open(path / WEIGHTS, framework="pt")
             keys = list(self._file.keys())
         except (OSError, SafetensorError) as error:
             raise WeightError(f"{path / WEIGHTS}: cannot be read ({error}). Copy the directory again.") from error
         self._keys = {self._module(key): key for key in keys}  # "MODULE.A" -> key
+        self._shapes = {module: tuple(self._file.get_slice(key).get_shape()) for module, key in self._keys.items()}
+        matrices = ("A", "B", "M") if self.config.get("use_dora") else ("A", "B")
+        for module in sorted(self._modules()):
+            shapes = [self._shapes.get(f"{module}.{matrix}") for matrix in matrices]
+            if None in shapes:
+                raise WeightError(
+                    f"{path / WEIGHTS}: the adapter of {module:.200} is not complete. Copy the directory again."
+                )
+            if any(shape is None or len(shape) != 2 for shape in shapes[:2]):
+                raise WeightError(
+                    f"{path / WEIGHTS}: has an adapter for {module:.200}, which is no linear layer. Use an adapter without "
+                    f"it, or {_WITH_PEFT}."
+                )
+        self._of_all = lru_cache(maxsize=2)(self._matrix)  # A and B of the same experts
 
     def _module(self, key: str) -> str:
         module, _, matrix = key.removesuffix(".weight").rpartition(".lora_")
-        if not key.startswith(PREFIX) or matrix not in ("A", "B"):
+        matrix = {"A": "A", "B": "B", "magnitude_vector": "M"}.get(matrix, "")
+        if not key.startswith(PREFIX) or not matrix:
             raise WeightError(
-                f"{self.path / WEIGHTS}: tensor {key!r:.200} is no matrix of LoRA. Use an adapter of LoRA only."
+                f"{self.path / WEIGHTS}: tensor {key!r:.200} is no matrix of a linear layer. Use an adapter of linear layers, or "
+                f"{_WITH_PEFT}."
             )
         return f"{canonical_name(module.removeprefix(PREFIX))}.{matrix}"
+
+    def _modules(self) -> set[str]:
+        return {name.rpartition(".")[0] for name in self._keys}
 
     def as_config(self, config: MindVLConfig) -> LoRAConfig:
         """The configuration of the adapters of this directory, with every layer by its whole name and without dropout.
 
         Raises:
-            WeightError: A layer does not exist in the model.
+            WeightError: A layer does not exist in the model, or is no layer that mindvl adapts.
         """
         known = published_layers(config)
         targets: list[str] = []
-        for name in sorted({name.rpartition(".")[0] for name in self._keys}):
+        for name in sorted(self._modules()):
             experts = name.removesuffix(".base_layer")
             if not experts.endswith(".experts"):
                 targets.append(name)
                 continue
-            nested = f"{experts}.base_layer.A" in self._keys
-            joined = name != experts or (not nested and "down_proj" not in str(self.config.get("target_parameters")))
-            kinds = (".gate_proj", ".up_proj") if joined else (".down_proj",)
+            kinds = (".down_proj",) if self._parameter(name).endswith(".down_proj") else (".gate_proj", ".up_proj")
             targets += [one for one in known if one.startswith(f"{experts}.") and one.endswith(kinds)]
         unknown = sorted(set(targets) - set(known))
         if unknown or not targets:
             raise WeightError(
-                f"{self.path}: has an adapter for {', '.join(unknown[:3])}, which the model does not have. Use its base model."
+                f"{self.path}: has an adapter for {', '.join(unknown[:3]) or 'no layer'}, which is no layer of the model that "
+                f"mindvl adapts. Use its base model, or {_WITH_PEFT}."
             )
         return LoRAConfig(
-            rank=int(self.config["r"]),
+            rank=self.config["r"],
             alpha=float(self.config["lora_alpha"]),
             rslora=bool(self.config.get("use_rslora")),
+            dora=bool(self.config.get("use_dora")),
             targets=tuple(targets),
         )
 
     def check(self, config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part]) -> None:
         """Check that the directory has the adapters of a configuration, and no others.
 
+        One rank and scaling of all layers must be those of the configuration. Otherwise its rank must be the largest of the
+        layers, and B is multiplied so that the products stay the same.
+
         Raises:
-            WeightError: Rank, scaling or layers differ.
+            WeightError: Rank, scaling, layers or their sizes differ.
         """
-        stored = {"rank": self.config.get("r"), "alpha": self.config.get("lora_alpha")}
-        stored["rslora"] = bool(self.config.get("use_rslora"))
-        for name, value in stored.items():
-            if getattr(lora, name) != value:
-                raise WeightError(
-                    f"{self.path / CONFIG}: adapters have {name} {value}, but the recipe has {getattr(lora, name)}. "
-                    f"Set adapter.{name}={value}."
-                )
         targets = find_targets(config, lora, parts)
         wanted = {name for one in targets.values() for name in self._modules_of(one)}
-        found = {name.rpartition(".")[0] for name in self._keys}
+        found = self._modules()
         for differing, what, remedy in (
             (wanted - found, "has no adapter for", "Remove them from adapter.targets, or use another directory"),
             (found - wanted, "has adapters for layers that are not targets:", "Add them to adapter.targets"),
@@ -270,55 +170,168 @@ class PeftDirectory:
                 raise WeightError(
                     f"{self.path}: {what} {', '.join(sorted(differing)[:3])} ({len(differing)} layers). {remedy}."
                 )
+        described = set()
+        for target in targets.values():
+            for index in target.chosen:
+                module = next(self._modules_of(target, index))
+                described.add((self._rank_of(target, module), self._scaling_of(module)))
+                inputs, outputs = published_size(config, target, index)
+                outputs *= target.per_expert if self._is_of_all(module) else 1
+                stored = self._shapes[f"{module}.A"][1], self._shapes[f"{module}.B"][0]
+                if stored != (inputs, outputs):
+                    raise WeightError(
+                        f"{self.path}: the adapter of {module} has {stored[0]} inputs and {stored[1]} outputs, but the layer has "
+                        f"{inputs} and {outputs}. Use an adapter of this base model."
+                    )
+        values: dict[str, Any] = {"rank": max(rank for rank, _ in described)}
+        if described == {(self.config["r"], self._scaling_of(""))}:  # one rank and scaling for all layers
+            values |= {"alpha": self.config["lora_alpha"], "rslora": bool(self.config.get("use_rslora"))}
+        values["dora"] = bool(self.config.get("use_dora"))
+        for name, value in values.items():
+            if getattr(lora, name) != value:
+                raise WeightError(
+                    f"{self.path / CONFIG}: adapters have {name} {value}, but the recipe has {getattr(lora, name)}. "
+                    f"Set adapter.{name}={str(value).lower()}."
+                )
 
-    def _modules_of(self, target: Target) -> Iterator[str]:
-        """Modules of the directory with the adapters of one layer of the model."""
-        module = _experts_module(target)
-        if target.experts and f"{module}.A" in self._keys:
-            nested = f"{module}.base_layer"
-            yield nested if target.per_expert == 2 and f"{nested}.A" in self._keys else module
-            return
-        for index in target.chosen:
-            yield from target.published_of(index)
-
-    def read(self, target: Target, index: int, expert: int | None = None) -> tuple[Tensor, Tensor]:
-        """A [rank, in] and B [out, rank] of a published layer, of one expert if the layer has experts.
+    def read(self, target: Target, index: int, expert: int | None = None) -> Adapter:
+        """The adapter of a published layer, of one expert if the layer has experts.
 
         Raises:
             WeightError: A matrix is damaged.
         """
-        (module, *_) = list(self._modules_of(target))
-        if expert is None:
-            return self._matrix(target.published[index], "A"), self._matrix(target.published[index], "B")
-        if ".experts." in module.removesuffix(".base_layer"):
-            name = list(target.published_of(index))[expert]
-            return self._matrix(name, "A"), self._matrix(name, "B")
-        return self._of_expert(target, index, expert, module)
+        modules = list(self._modules_of(target, index))
+        module = modules[expert if expert is not None and len(modules) > 1 else 0]
+        if self._is_of_all(module):
+            assert expert is not None
+            a, b = self._of_expert(target, index, expert, module)
+        else:
+            a, b = self._matrix(f"{module}.A"), self._matrix(f"{module}.B")
+        norms = self._matrix(f"{module}.M") if f"{module}.M" in self._keys else None
+        return Adapter(a, b, self._scaling_of(module), norms)
+
+    def _modules_of(self, target: Target, index: int | None = None) -> Iterator[str]:
+        """Modules of the directory with the adapters of a layer of the model, or of one of its published layers."""
+        experts = experts_module(target)
+        if target.experts and f"{experts}.A" in self._keys:
+            nested = f"{experts}.base_layer"
+            yield nested if target.per_expert == 2 and f"{nested}.A" in self._keys else experts
+            return
+        for one in target.chosen if index is None else (index,):
+            yield from target.published_of(one)
+
+    def _is_of_all(self, module: str) -> bool:
+        """Whether a module adapts one parameter of all experts."""
+        return module.removesuffix(".base_layer").endswith(".experts")
+
+    def _parameter(self, module: str) -> str:
+        """The layer or parameter that a module adapts, as patterns name it; PEFT wraps gate_up_proj before down_proj."""
+        if not self._is_of_all(module):
+            return module
+        experts = module.removesuffix(".base_layer")
+        is_nested = f"{experts}.base_layer.A" in self._keys
+        is_down = is_nested or "down_proj" in str(self.config.get("target_parameters"))
+        return f"{experts}.{'down_proj' if module == experts and is_down else 'gate_up_proj'}"
+
+    def _rank_of(self, target: Target, module: str) -> int:
+        """The rank of each published layer that a module adapts."""
+        rows = self._shapes[f"{module}.A"][0]
+        if not self._is_of_all(module):
+            return rows
+        rank = rows // (len(target.published) // target.per_expert)
+        return rank // 2 if self._has_blocks(target, rank) else rank
+
+    def _has_blocks(self, target: Target, rank: int) -> bool:
+        """Whether gate_proj and up_proj have half of the rank each, as in exports of mindvl; `_of_expert` checks it."""
+        return target.per_expert == 2 and rank == 2 * int(self.config["r"])
+
+    def _scaling_of(self, module: str) -> float:
+        """The scaling of a module, or of all for which there is no pattern."""
+        name = self._parameter(module)
+        rank, alpha = self._of_pattern("rank_pattern", name, "r"), self._of_pattern("alpha_pattern", name, "lora_alpha")
+        rows = self._shapes.get(f"{module}.A", (rank,))[0]
+        if rows != rank and (rows % rank or not self._is_of_all(module)):
+            raise WeightError(
+                f"{self.path / CONFIG}: the rank of {module:.200} is {rank}, but its matrix A has {rows} rows. Copy the "
+                "directory again."
+            )
+        scaling: float = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+        return scaling
+
+    def _of_pattern(self, key: str, name: str, default: str) -> Any:
+        """The value of the first pattern that matches the end of a name, as PEFT finds it."""
+        for pattern, value in (self.config.get(key) or {}).items():
+            if any(re.match(rf"(.*\.)?({pattern})$", one) for one in (name, published_name(name))):
+                return value
+        return self.config[default]
 
     def _of_expert(self, target: Target, index: int, expert: int, module: str) -> tuple[Tensor, Tensor]:
         count = len(target.published) // target.per_expert
-        a = self._matrix(module, "A").reshape(count, -1, self._matrix(module, "A").shape[1])[expert]  # [rank, in]
-        b = self._matrix(module, "B")
-        b = b.reshape(b.shape[0], -1, count)[:, :, expert]  # [out, rank]
-        b = b.chunk(target.per_expert)[index]
-        rank = int(self.config["r"])
-        if len(a) == rank:
-            return a, b
-        position = target.chosen.index(index) * rank
-        own = slice(position, position + rank)
-        others = torch.cat((b[:, :position], b[:, position + rank :]), dim=1)
-        if len(a) != rank * len(target.chosen) or others.any():
+        a = self._of_all(f"{module}.A").unflatten(0, (count, -1))[expert]  # [rank, in]
+        b = self._of_all(f"{module}.B").unflatten(1, (-1, count))[:, :, expert]  # [out, rank]
+        parts = b.chunk(target.per_expert)
+        if any(one.any() for at, one in enumerate(parts) if at not in target.chosen):
             raise WeightError(
-                f"{self.path}: the adapter of {module} has rank {len(a)}, which gate_proj and up_proj share. Use an adapter "
-                f"whose experts have rank {rank}."
+                f"{self.path}: the adapter of {module} adapts gate_proj and up_proj, of which one is no target. Add both to "
+                "adapter.targets."
+            )
+        b = parts[index]
+        if not self._has_blocks(target, len(a)):
+            return a, b
+        rank = len(a) // 2
+        own, other = slice(rank * index, rank * (index + 1)), slice(rank * (1 - index), rank * (2 - index))
+        if b[:, other].any():
+            raise WeightError(
+                f"{self.path}: the adapter of {module} has rank {len(a)}, which gate_proj and up_proj share, but r is {rank}. "
+                f"Set r in {CONFIG} to {len(a)}, and rank_pattern and alpha_pattern for the other layers."
             )
         return a[own], b[:, own]
 
-    def _matrix(self, module: str, matrix: str) -> Tensor:
+    def _matrix(self, name: str) -> Tensor:
         try:
-            tensor: Tensor = self._file.get_tensor(self._keys[f"{module}.{matrix}"])
+            tensor: Tensor = self._file.get_tensor(self._keys[name])
         except (OSError, SafetensorError, RuntimeError) as error:
             raise WeightError(
-                f"{self.path / WEIGHTS}: {module} cannot be read ({error}). Copy the file again."
+                f"{self.path / WEIGHTS}: {name} cannot be read ({error}). Copy the file again."
             ) from error
         return tensor
+
+
+def experts_module(target: Target) -> str:
+    """The module of all experts of a layer, whose parameters PEFT adapts."""
+    return target.published[0].rsplit(".", 2)[0]
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    document = read_json(file)
+    if not isinstance(document, dict) or document.get("peft_type") != "LORA":
+        raise WeightError(f"{file}: describes no LoRA adapter. Use a directory that PEFT saved with LoRA.")
+    unsupported = [name for name, value in document.items() if value and name not in _KNOWN]
+    unsupported += ["bias"] * (document.get("bias", "none") != "none")
+    if unsupported:
+        raise WeightError(
+            f"{file}: {unsupported[0]}={document[unsupported[0]]!r:.100} is not supported. Use an adapter without it, or "
+            f"{_WITH_PEFT}."
+        )
+    start = document.get("init_lora_weights", True)
+    if start not in _PLAIN_INITIALIZATIONS:
+        raise WeightError(
+            f"{file}: init_lora_weights={start!r:.100} changed the base model too. Save the adapter with PEFT as plain LoRA "
+            f"(save_pretrained with path_initial_model_for_weight_conversion), or {_WITH_PEFT}."
+        )
+    numbers = {"r": document.get("r"), "lora_alpha": document.get("lora_alpha")}
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern, value in (document.get(key) or {}).items():
+            numbers[f"{key}.{pattern:.100}"] = value
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise WeightError(
+                    f"{file}: {key}: {pattern!r:.100} is not a regular expression ({error}). Correct it."
+                ) from error
+    for key, value in numbers.items():
+        is_rank = key == "r" or key.startswith("rank")
+        if type(value) not in ((int,) if is_rank else (int, float)) or not 0 < value < math.inf:
+            kind = "an integer" if is_rank else "a finite number"
+            raise WeightError(f"{file}: {key} must be {kind} > 0, got {value!r:.40}. Copy the directory again.")
+    return document

@@ -28,7 +28,8 @@ def adapter_parameters(config: MindVLConfig, lora: LoRAConfig, parts: Iterable[P
 def target_parameters(config: MindVLConfig, lora: LoRAConfig, target: Target) -> int:
     """Parameters of the adapters of one layer of the model."""
     copies = len(target.published) // target.per_expert if target.experts else 1
-    return copies * lora.rank * sum(sum(published_size(config, target, index)) for index in target.chosen)
+    sizes = [published_size(config, target, index) for index in target.chosen]
+    return copies * sum(lora.rank * (inputs + outputs) + lora.dora * outputs for inputs, outputs in sizes)
 
 
 def published_size(config: MindVLConfig, target: Target, index: int) -> tuple[int, int]:

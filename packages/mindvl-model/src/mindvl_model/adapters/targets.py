@@ -57,7 +57,7 @@ def find_targets(config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part] =
     Layers of multi-token prediction get none, because transformers does not have them.
 
     Raises:
-        ModelError: A target matches no layer, only some experts, or experts get dropout.
+        ModelError: A target matches no layer, only some experts, or experts get dropout or DoRA.
     """
     linear = {layer: target for layer, target in _linear_layers(config) if parameter_group(layer) in set(parts)}
     for target in lora.targets:
@@ -78,11 +78,12 @@ def find_targets(config: MindVLConfig, lora: LoRAConfig, parts: Iterable[Part] =
                     f"adapter.targets: {list(lora.targets)} selects some experts of {layer} only. Use the last component "
                     "of the name, such as gate_proj, which selects all."
                 )
-            if indices and lora.dropout:
-                raise ModelError(
-                    f"adapter.dropout: is {lora.dropout}, but the experts of {layer} are targets, for which PEFT has no "
-                    "dropout. Set adapter.dropout=0, or set adapter.targets to layers outside the experts."
-                )
+            for name, value, off in (("dropout", lora.dropout, 0), ("dora", lora.dora, "false")):
+                if indices and value:
+                    raise ModelError(
+                        f"adapter.{name}: is {value}, but the experts of {layer} are targets, for which PEFT has no {name}. Set "
+                        f"adapter.{name}={off}, or set adapter.targets to layers outside the experts."
+                    )
         if indices:
             found[layer] = Target(layer, one.rule, one.published, indices)
     return found

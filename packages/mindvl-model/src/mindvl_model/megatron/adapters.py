@@ -81,7 +81,10 @@ def set_dropout_step(models: Iterable[Any], step: int) -> None:
 
 @torch.no_grad()
 def initialize_adapters(model: Any, seed: int) -> None:
-    """Initialize A as PEFT does, uniform in +-1/sqrt(in), by a generator seeded by the published name; B is zero."""
+    """Initialize A as PEFT does, uniform in +-1/sqrt(in), by a generator seeded by the published name; B is zero.
+
+    The norms of DoRA have no value: call `initialize_norms`, or read them.
+    """
     for _, low_rank in adapted_layers(model):
         target = low_rank.target
         for index in target.chosen:
@@ -99,26 +102,38 @@ def initialize_adapters(model: Any, seed: int) -> None:
             a.copy_(whole.narrow(1, first, a.shape[1]))
 
 
+def initialize_norms(model: Any) -> None:
+    """Set the norms of DoRA to those of the rows of the adapted weights; needs the model on its device, for a reduction."""
+    for name, low_rank in adapted_layers(model):
+        if low_rank.dora:
+            low_rank.reset_norms(model.get_submodule(name.removesuffix(".lora")))
+
+
 @torch.no_grad()
 def fill_adapters(model: Any, directory: PeftDirectory) -> None:
-    """Set the adapters of a model to those of a PEFT directory, which has been checked; each rank takes its shard."""
+    """Set the adapters of a model to those of a PEFT directory, which has been checked; each rank takes its shard.
+
+    Of a layer whose adapter has a smaller rank the other rows of A keep their values, and the other columns of B are zero.
+    """
     for _, low_rank in adapted_layers(model):
         target = low_rank.target
         for index in target.chosen:
             factors: Any = low_rank.get_submodule(target.key(index))
             if target.experts:
                 for local in range(len(factors.A)):
-                    a, b = directory.read(target, index, factors.A.first_expert + local)
-                    factors.A[local].copy_(a.T)
-                    factors.B[local].copy_(b.T)
+                    found = directory.read(target, index, factors.A.first_expert + local)
+                    a, b = found.a, found.with_scaling(low_rank.scaling)
+                    factors.A[local].narrow(1, 0, len(a)).copy_(a.T)
+                    factors.B[local].zero_().narrow(0, 0, len(a)).copy_(b.T)
                 continue
-            a, b = directory.read(target, index)
-            b = target.rule.join([b]) if len(target.published) == 1 else b
-            for whole, own in ((a, factors.A), (b, factors.B)):
-                axis = 1 if whole.shape[1] != own.shape[1] else 0
-                size = own.shape[axis]
-                first = low_rank.tp_rank * size if whole.shape != own.shape else 0
-                own.copy_(whole.narrow(axis, first, size))
+            found = directory.read(target, index)
+            rank, first, b = len(found.a), low_rank.tp_rank, found.with_scaling(low_rank.scaling)
+            own_a, own_b = factors.A.narrow(0, 0, rank), factors.B.zero_().narrow(1, 0, rank)
+            width, rows = own_a.shape[1], own_b.shape[0]
+            own_a.copy_(found.a.narrow(1, first * width if width != found.a.shape[1] else 0, width))
+            for whole, own in ((b, own_b), *([] if found.norms is None else [(found.norms, factors.M)])):
+                whole = target.rule.join([whole]) if len(target.published) == 1 else whole
+                own.copy_(whole.narrow(0, first * rows if rows != len(whole) else 0, rows))
 
 
 def _drawn(name: str, shape: tuple[int, int], seed: int) -> Tensor:

@@ -4,7 +4,8 @@
 Comes after the model is built and its weights are loaded; adapters.py of this package attaches these layers. Each
 published layer has its own A [rank, in] and B [out, rank], also where the model joins several into one weight. A layer
 split by rows of its weight has A replicated and B split; one split by columns has A split and B replicated. The gather or
-reduction is that of the layer, but applied to the `rank` features between both matrices.
+reduction is that of the layer, but applied to the `rank` features between both matrices. With DoRA (arXiv 2402.09353)
+each published layer also has the norms M [out] of the rows of its weight, split or replicated like B.
 """
 
 from typing import Any
@@ -32,6 +33,9 @@ from mindvl_model.adapters.targets import Target
 from mindvl_model.megatron.experts import GroupedLinear
 from mindvl_model.megatron.mla import DuplicatedLinear
 
+# A, B, M and the rows without an adapter, in the order of the rows of the weight.
+_Joined = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
 
 class DropoutRows:
     """Keys [S] of the rows that the layers of one part see now; set before each of their forward passes."""
@@ -42,16 +46,18 @@ class DropoutRows:
 class Factors(torch.nn.Module):
     """Both matrices of one published layer: A [rank, in], B [out, rank]; of all experts [E, in, rank], [E, rank, out].
 
-    They are taken by a call, because forward pre-hooks of megatron-core wait for the parameters of the called module.
+    With DoRA also M [out], the trained norms of the rows of the weight. They are taken by a call, because forward pre-hooks
+    of megatron-core wait for the parameters of the called module.
     """
 
-    def __init__(self, a: Tensor, b: Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor, m: Tensor | None = None) -> None:
         super().__init__()
         self.A, self.B = torch.nn.Parameter(a), torch.nn.Parameter(b)
+        self.M = None if m is None else torch.nn.Parameter(m)
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Return A and B."""
-        return self.A, self.B
+    def forward(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return A, B and M."""
+        return self.A, self.B, self.M
 
 
 class LowRank(torch.nn.Module):
@@ -60,6 +66,7 @@ class LowRank(torch.nn.Module):
     def __init__(self, target: Target, lora: LoRAConfig, linear: Any) -> None:
         super().__init__()
         self.target, self.scaling, self.rate, self.rank = target, lora.scaling, lora.dropout, lora.rank
+        self.dora = lora.dora
         self.layer_key = layer_key(target.layer)
         self.dropout_rows: DropoutRows | None = None  # set if there is dropout
         self.group = getattr(linear, "tp_group", None)
@@ -80,7 +87,7 @@ class LowRank(torch.nn.Module):
             else:
                 a = weight.new_empty(lora.rank, weight.shape[1])
                 b = weight.new_zeros(self.local_outputs[index], lora.rank)
-            self.add_module(target.key(index), Factors(a, b))
+            self.add_module(target.key(index), Factors(a, b, b.new_empty(len(b)) if lora.dora else None))
         self._mark(linear)
 
     def _published_outputs(self, linear: Any) -> list[int]:
@@ -121,64 +128,123 @@ class LowRank(torch.nn.Module):
                     # Rows of a cut B are used by one rank each, in any case.
                     parameter.sequence_parallel = partial or (self.is_cut and name == "B")  # type: ignore[attr-defined]
 
-    def columns(self, inputs: Tensor) -> Tensor:
-        """[S, 1, in] of this rank -> [T, 1, out/tp], for a weight split by rows."""
-        a, b = self._joined_factors()
+    def columns(self, linear: Any, inputs: Tensor, output: Tensor) -> Tensor:
+        """Add to the output [T, 1, out/tp] of a weight split by rows, from [S, 1, in] of this rank."""
+        a, b, m, missing = self._joined_factors()
         hidden = F.linear(self._dropped(inputs), a)  # [S, 1, count * rank]
         if self.size > 1 and self.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self.group)
         elif self.size > 1:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.group)
-        return self.scaling * F.linear(hidden, b)
+        return self._added(linear, output, hidden, (a, b, m, missing))
 
-    def rows(self, inputs: Tensor) -> Tensor:
-        """[T, 1, in/tp] -> [S, 1, out] of this rank, for a weight split by columns."""
-        a, b = self._joined_factors()
+    def rows(self, linear: Any, inputs: Tensor, output: Tensor) -> Tensor:
+        """Add to the output [S, 1, out] of this rank of a weight split by columns, from [T, 1, in/tp]."""
+        a, b, m, missing = self._joined_factors()
         hidden = F.linear(self._dropped(inputs), a)
         if self.size > 1 and self.sequence_parallel:
             hidden = reduce_scatter_to_sequence_parallel_region(hidden, group=self.group)
         elif self.size > 1:
             hidden = reduce_from_tensor_model_parallel_region(hidden, group=self.group)
-        return self.scaling * F.linear(hidden, b)
+        return self._added(linear, output, hidden, (a, b, m, missing))
 
-    def duplicated(self, inputs: Tensor) -> Tensor:
-        """[S, 1, in] -> [S, 1, out], for a replicated weight."""
-        a, b = self._joined_factors()
-        return self.scaling * F.linear(F.linear(self._dropped(inputs), a), b)
+    def duplicated(self, linear: Any, inputs: Tensor, output: Tensor) -> Tensor:
+        """Add to the output [S, 1, out] of a replicated weight, from [S, 1, in]."""
+        factors = self._joined_factors()
+        return self._added(linear, output, F.linear(self._dropped(inputs), factors[0]), factors)
 
     def experts(self, rows: Tensor, sizes: Tensor | list[int]) -> Tensor:
         """Rows [M, in], sorted by expert -> [M, out]."""
         outputs: dict[int, Tensor] = {}
-        for index, (a, b) in self._factors().items():
+        for index, (a, b, _) in self._factors().items():
             outputs[index] = ops.grouped_matmul(ops.grouped_matmul(rows, a, sizes), b, sizes)
         zeros = torch.zeros_like(next(iter(outputs.values())))  # the half of a gated matrix without adapters
         return self.scaling * torch.cat([outputs.get(index, zeros) for index in range(self.target.per_expert)], dim=-1)
 
-    def _factors(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """A and B by index of the published layer."""
+    @torch.no_grad()
+    def reset_norms(self, linear: Any) -> None:
+        """Set the norms of DoRA to those of the adapted rows, as PEFT does before training."""
+        norms = self._norms(linear, *self._joined_factors()[:2])
+        if self.is_cut:  # every rank has the norms of all rows
+            whole = norms.new_zeros(self.out_size)
+            self._own_rows(whole).copy_(norms)
+            torch.distributed.all_reduce(whole, group=self.group)
+            norms = whole
+        places = torch.arange(len(norms), dtype=torch.float64)[:, None].split(self.local_outputs)
+        by_layer = torch.empty_like(norms)
+        by_layer[self._joined(list(places)).flatten().long()] = norms
+        for index, own in enumerate(by_layer.split(self.local_outputs)):
+            if index in self.target.chosen:
+                self.get_submodule(self.target.key(index)).M.copy_(own)  # type: ignore[operator, union-attr]
+
+    def _added(self, linear: Any, output: Tensor, hidden: Tensor, factors: _Joined) -> Tensor:
+        """Add the adapters to an output of the layer; with DoRA, also multiply the sum by the trained norm of each row."""
+        a, b, m, missing = factors
+        change = self.scaling * F.linear(hidden, b)
+        if m is None:
+            return output + change
+        factor = m / self._norms(linear, a, b)
+        factor = factor if missing is None else factor + missing
+        bias = None if getattr(linear, "skip_bias_add", False) else getattr(linear, "bias", None)
+        if bias is None:
+            return factor * (output + change)
+        return factor * (output - bias + change) + bias
+
+    @torch.no_grad()
+    def _norms(self, linear: Any, a: Tensor, b: Tensor) -> Tensor:
+        """Norms [out/tp] of the rows of W + scaling * B A, without a gradient (section 4.3 of the paper).
+
+        Expanded, so that B A, as large as W, is not computed: |w|^2 + 2 s b.(A w) + s^2 b.(A A^T b). Rounded to the type of
+        the weight as in PEFT, so that their quotient with new norms is 1.
+        """
+        weight = linear.weight if isinstance(linear.weight, Tensor) else linear.weight.dequantized()
+        wide_a, wide_b = a.float(), b.float()
+        cross = F.linear(weight, a).float() + 0.5 * self.scaling * (wide_b @ (wide_a @ wide_a.T))
+        squares = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32) ** 2
+        squares += 2 * self.scaling * (cross * wide_b).sum(dim=1)
+        if self.is_row and self.size > 1:
+            torch.distributed.all_reduce(squares, group=self.group)
+        return squares.clamp_min(0).sqrt().to(weight.dtype)
+
+    def _factors(self) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+        """A, B and M by index of the published layer."""
         return {index: self.get_submodule(self.target.key(index))() for index in self.target.chosen}
 
-    def _joined_factors(self) -> tuple[Tensor, Tensor]:
+    def _joined_factors(self) -> _Joined:
         """A [count * rank, in] of all adapters, and B [out, count * rank] in the order of the rows of the weight.
 
-        In B each adapter has its own columns; the others are zero in its rows.
+        In B each adapter has its own columns; the others are zero in its rows. With DoRA also M [out], zero in rows without an
+        adapter, and a tensor [out] that is one in these rows; None if there are none.
         """
         factors = self._factors()
-        a = torch.cat([one for one, _ in factors.values()])
+        a = torch.cat([one for one, _, _ in factors.values()])
         if len(self.local_outputs) == 1:
-            return a, factors[0][1]
-        parts = []
+            return a, *factors[0][1:], None
+        parts, norms, missing = [], [], []
         for index, rows in enumerate(self.local_outputs):
-            if index in factors:
-                before = list(factors).index(index) * self.rank
-                parts.append(F.pad(factors[index][1], (before, len(a) - self.rank - before)))
-            else:
+            missing.append(a.new_full((rows, 1), float(index not in factors)))
+            if index not in factors:
                 parts.append(a.new_zeros(rows, len(a)))
-        whole = self._joined(parts)
-        if self.is_cut:
-            width = self.out_size // self.size
-            whole = whole.narrow(0, self.tp_rank * width, width)
-        return a, whole
+                norms.append(a.new_zeros(rows, 1))
+                continue
+            _, b, m = factors[index]
+            before = list(factors).index(index) * self.rank
+            parts.append(F.pad(b, (before, len(a) - self.rank - before)))
+            norms += [] if m is None else [m[:, None]]
+        joined = self._own_rows(self._joined(parts))
+        if not self.dora:
+            return a, joined, None, None
+        m = self._own_rows(self._joined(norms)).squeeze(1)
+        if len(factors) == len(self.local_outputs):
+            return a, joined, m, None
+        return a, joined, m, self._own_rows(self._joined(missing)).squeeze(1)
+
+    def _own_rows(self, whole: Tensor) -> Tensor:
+        """The rows of this rank, if it has all rows of B."""
+        if not self.is_cut:
+            return whole
+        width = self.out_size // self.size
+        return whole.narrow(0, self.tp_rank * width, width)
 
     def _dropped(self, inputs: Tensor) -> Tensor:
         """The inputs with some elements set to zero and the others scaled, in training."""
@@ -240,7 +306,7 @@ class AdaptedColumnLinear(_Adapted, ColumnParallelLinear):
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = ColumnParallelLinear.forward(self, input_, *args, **kwargs)
-        return output + self.lora.columns(input_), bias
+        return self.lora.columns(self, input_, output), bias
 
 
 class AdaptedRowLinear(_Adapted, RowParallelLinear):
@@ -248,7 +314,7 @@ class AdaptedRowLinear(_Adapted, RowParallelLinear):
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         output, bias = RowParallelLinear.forward(self, input_)
-        return output + self.lora.rows(input_), bias
+        return self.lora.rows(self, input_, output), bias
 
 
 class AdaptedDuplicatedLinear(DuplicatedLinear):
@@ -257,7 +323,7 @@ class AdaptedDuplicatedLinear(DuplicatedLinear):
     lora: LowRank
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states) + self.lora.duplicated(hidden_states)
+        return self.lora.duplicated(self, hidden_states, super().forward(hidden_states))
 
 
 class AdaptedGroupedLinear(_Adapted, GroupedLinear):

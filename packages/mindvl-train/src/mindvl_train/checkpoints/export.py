@@ -107,7 +107,7 @@ def _video_settings(stored: dict[str, Any]) -> "VideoSettings":
 def _export_adapters(
     checkpoint: Path, manifest: dict[str, Any], destination: Path, dtype: Literal["fp32", "bf16"] | None
 ) -> None:
-    from mindvl_model.adapters.peft_directory import write_peft_directory
+    from mindvl_model.adapters.peft_export import write_peft_directory
     from mindvl_model.megatron.process import single_process
     from mindvl_train.adapters import adapter_of
     from mindvl_train.checkpoints.restore import WeightReader

@@ -18,6 +18,7 @@ from torch import Tensor
 from mindvl_model import config_from_json
 from mindvl_model.megatron.share import global_name
 from mindvl_model.parameters import named_tensors
+from mindvl_train.adapters import adapter_of
 from mindvl_train.checkpoints.directory import manifest_of, plain_json, read_json, read_manifest
 from mindvl_train.errors import CheckpointError, DamagedCheckpointError
 from mindvl_train.megatron.checkpoint import DAMAGE, set_optimizer_steps, unset_tensors, wanted_pieces
@@ -93,6 +94,8 @@ def _check_origin(checkpoint: Path, manifest: dict[str, Any], described: dict[st
         )
     for name in ("phase", "trainable", "adapter", "precision"):
         before, now = manifest["run"].get(name), described["run"].get(name)
+        if name == "adapter" and before is not None:
+            before = plain_json(adapter_of(manifest)[0])
         if before != now:
             raise CheckpointError(
                 f"{checkpoint}: was saved by a run with {name}={before}, but this run has {name}={now}. "

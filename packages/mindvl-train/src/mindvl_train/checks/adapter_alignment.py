@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindvl_model.adapters.peft_directory import PREFIX, WEIGHTS, write_peft_directory
-from mindvl_model.adapters.targets import find_targets
+from mindvl_model.adapters.peft_directory import PREFIX, WEIGHTS, experts_module
+from mindvl_model.adapters.peft_export import write_peft_directory
+from mindvl_model.adapters.targets import Target, find_targets
 from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 
@@ -21,8 +22,7 @@ def check_adapter(config: RunConfig) -> None:
     """Check that PEFT can train the adapters of a recipe in the same way.
 
     Raises:
-        TrainError: There is dropout, whose masks differ; weights are quantized; experts have adapters, whose matrices PEFT
-            joins; or PEFT is not installed.
+        TrainError: There is dropout, whose masks differ; weights are quantized; or PEFT is not installed.
     """
     if config.adapter is None:
         return
@@ -34,13 +34,6 @@ def check_adapter(config: RunConfig) -> None:
         raise TrainError(
             f"adapter.base_bits: is {config.adapter.base_bits}, but the reference loop does not quantize. Set "
             "adapter.base_bits=16 for this check."
-        )
-    targets = find_targets(config.model.resolved, config.adapter, config.trained_parts)
-    experts = [layer for layer, target in targets.items() if target.experts]
-    if experts:
-        raise TrainError(
-            f"adapter.targets: {experts[0]} has experts, for which PEFT trains other matrices. Set adapter.targets to layers "
-            "outside the experts for this check, such as q_proj and o_proj."
         )
     try:
         import peft  # noqa: F401
@@ -70,11 +63,31 @@ def write_start_adapter(model: Any, config: RunConfig, start: Path) -> None:
         )
 
 
-def with_peft(model: Any, directory: Path) -> Any:
+def with_peft(model: Any, directory: Path, config: RunConfig) -> Any:
     """The same transformers model, whose layers PEFT has replaced by ones with trained adapters; all else is frozen."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, str(directory), is_trainable=True).get_base_model()
+    assert config.adapter is not None
+    adapted = PeftModel.from_pretrained(model, str(directory), is_trainable=True).get_base_model()
+    for target in find_targets(config.model.resolved, config.adapter, config.trained_parts).values():
+        if target.experts and target.per_expert == 2:
+            _keep_blocks(adapted, target, config.adapter.rank)
+    return adapted
+
+
+def _keep_blocks(model: Any, target: Target, rank: int) -> None:
+    """Keep gate_proj and up_proj apart in PEFT's adapter of gate_up_proj: the other blocks of B stay zero.
+
+    B is [2 * out, ranks * E] with the experts side by side in each rank; gate_proj has the first half of the rows.
+    """
+    experts = model.get_submodule(experts_module(target))
+    inner = getattr(experts, "base_layer", None)
+    weight = (inner if hasattr(inner, "lora_B") else experts).lora_B["default"].weight
+    blocks = torch.zeros_like(weight).unflatten(0, (2, -1)).unflatten(2, (len(target.chosen), rank, -1))
+    for position, index in enumerate(target.chosen):
+        blocks[index, :, position] = 1
+    mask = blocks.reshape(weight.shape)
+    weight.register_hook(lambda gradient: gradient * mask)
 
 
 def exported_adapter(config: RunConfig, end: Path) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ class PlainTraining:
         model = load_plain(directory, trust_remote_code=trust_remote_code).to(device).train()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(part_of(name) in config.trained_parts)
-        self.model = model if config.adapter is None else with_peft(model, adapter_beside(directory)).train()
+        self.model = model if config.adapter is None else with_peft(model, adapter_beside(directory), config).train()
         self.optimizer = adamw(self.model, config.optimizer)
         self.start = {name: parameter.detach().cpu().clone() for name, parameter in self._trained()}
         self.moved_tokens = 0

@@ -49,10 +49,15 @@ class Adapters:
         inputs = rows * max((of_layer[0][0] for of_layer in sizes), default=0) / tp
         kept: float = setting.wide * rows * lora.rank * sum(len(of_layer) for of_layer in sizes)
         peak = (_OUTPUTS - 1) * setting.wide * widest
+        if lora.dora:  # outputs before they are multiplied by the trained norms
+            kept += setting.wide * rows * sum(out for of_layer in sizes for _, out in of_layer) / tp
+            peak += setting.wide * widest
         if lora.dropout:  # masked inputs
             kept += setting.wide * rows * sum(of_layer[0][0] for of_layer in sizes) / tp
             peak = max(peak, _MASK_BYTES * inputs)
         forward = 2 * rows * sum(lora.rank * sum(pair) for of_layer in sizes for pair in of_layer) / tp
+        if lora.dora:  # A times the weight, for the norms
+            forward += 2 * sum(lora.rank * math.prod(pair) for of_layer in sizes for pair in of_layer) / tp
         return replace(
             block,
             adapters=dense + experts,

@@ -62,6 +62,7 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
         put(weights, "initialize", lambda *_, **__: None)
         put(weights, "_load_init", lambda *_: set())
         put(weights, "start_adapters", lambda *_: None)
+        put(weights, "start_norms", lambda *_: None)
         put(weights, "build_models", rank.during("build", weights.build_models))
         put(optimizer_module, "wrap_models", rank.during("wrap", optimizer_module.wrap_models))
         put(optimizer_module, "build_optimizer", rank.during("optimizer", optimizer_module.build_optimizer))
