@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that train adapters: what is trained and saved, resume, export to PEFT, initial adapters, and the base weights."""
+"""Runs that train adapters: what is trained and saved, resume, export to PEFT, initial adapters, and the base weights.
+
+As a program this file is a run that is killed in a step.
+"""
 
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +21,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
+from mindvl_data import SourceConfig
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.hf.pretrained import from_pretrained
 from mindvl_model.testing.tiny import smallest_qwen3_moe
-from mindvl_train import ModelSection, RunConfig, run_training
+from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
 from mindvl_train.adapters import base_digest
 from mindvl_train.checkpoints.export import export_checkpoint
 from mindvl_train.checkpoints.integrity import FILES, seal, write_json
@@ -25,6 +34,7 @@ from mindvl_train.checks.parallel import check_parallel
 from mindvl_train.config import InitSection
 from mindvl_train.dry_run import dry_run
 from mindvl_train.errors import CheckpointError, TrainError
+from mindvl_train.validation.config import ValidationConfig
 
 LORA = LoRAConfig(rank=4, alpha=8, dropout=0.1)
 
@@ -187,6 +197,65 @@ def test_initial_adapters_without_a_section_and_unknown_targets_are_refused(make
 
 
 @pytest.mark.slow
+def test_a_killed_run_with_validation_stops_early_with_the_adapters_of_an_undisturbed_one(
+    make_config: Any, base: Path, held_out: tuple[SourceConfig, ...], tmp_path: Path, read_tensors: Any
+) -> None:
+    runs = {}
+    for name in ("straight", "killed"):
+        runs[name] = make_config(
+            name,
+            steps=12,
+            adapter=LORA,
+            init=InitSection(model=base),
+            validation=ValidationConfig(sources=held_out, every_steps=1, patience=4, min_delta=100.0),
+            checkpoints=CheckpointConfig(every_steps=2, keep_last=1),
+        )
+    (tmp_path / "job").write_bytes(pickle.dumps((runs["killed"], 4)))
+    done = subprocess.run([sys.executable, __file__, str(tmp_path / "job")], timeout=400, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert checkpoint_of(runs["killed"], 2).is_dir()
+    ends = [run_training(config) for config in runs.values()]
+    assert [end.checkpoint.name for end in ends] == ["step-00000005"] * 2  # four validations after the best one
+    for config in runs.values():
+        held = {path.name for path in (config.out / "checkpoints").iterdir()}
+        assert held == {"best", "step-00000001", "step-00000005"}
+        assert (config.out / "checkpoints" / "best").resolve().name == "step-00000001"
+    losses = []
+    for config in runs.values():
+        lines = map(json.loads, (config.out / "validation.jsonl").read_text().splitlines())
+        losses.append([(line["step"], line["loss"]) for line in lines])
+    assert losses[0] == losses[1]
+    assert [step for step, _ in losses[0]] == [1, 2, 3, 4, 5]
+    for step in (1, 5):
+        expected, found = (read_tensors(checkpoint_of(config, step)) for config in runs.values())
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+    export_checkpoint(runs["killed"].out / "checkpoints" / "best", tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_runs_over_four_bits_in_parallel_layouts_equal_one_process(make_config: Any, tmp_path: Path) -> None:
+    """With sizes of which each rank has whole blocks of 64 weights."""
+    experts = smallest_qwen3_moe(vocab_size=264)
+    language = replace(
+        experts.language,
+        hidden_size=64,
+        ffn_hidden_size=128,
+        attention=replace(experts.language.attention, head_dim=32),
+        experts=replace(experts.language.experts, expert_ffn_hidden_size=64),
+    )
+    vision = replace(experts.vision, hidden_size=128, ffn_hidden_size=128)
+    lora = replace(LORA, dropout=0.0, base_bits=4, double_quantization=False)
+    config = make_config(model=ModelSection(vision=vision, language=language), adapter=lora)
+    reports = check_parallel(config, ["tp2", "ep2", "tp2ep2"], tmp_path / "quantized", steps=2, num_cores=2)
+    assert [(one.layout, one.holds, one.problem) for one in reports] == [
+        (name, True, "") for name in ("tp2", "ep2", "tp2ep2")
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.multi
 def test_runs_in_parallel_layouts_equal_one_process(make_config: Any, tmp_path: Path) -> None:
     """Loss, gradient norm and gradients of real runs, with dropout, each in its own processes."""
@@ -214,3 +283,17 @@ def test_trained_parameters_are_those_of_the_adapters_everywhere(make_config: An
     (stage,) = report.stages
     assert stage.trained == language + vision
     assert report.checkpoints["bytes"] == (4 + 8) * (language + vision)
+
+
+def _killed(job: Path) -> None:
+    config, last = pickle.loads(job.read_bytes())
+
+    def kill(step: int, loss: float | None) -> None:
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_training(config, on_step=kill)
+
+
+if __name__ == "__main__":
+    _killed(Path(sys.argv[1]))

@@ -157,6 +157,58 @@ def test_training_runs_are_converted_and_merged(runs, tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["out", "seed-0", "seed-1"]
 
 
+@pytest.fixture(scope="module")
+def adapter_runs(runs, tmp_path_factory):
+    """A base model, and two training runs of adapters on it, of other ranks and layers and in another data order."""
+    place = tmp_path_factory.mktemp("adapters")
+    assert CliRunner().invoke(convert, [str(runs[0]), str(place / "base")]).exit_code == 0
+    for number, adapter in enumerate(({"rank": 2, "alpha": 4}, {"rank": 3, "alpha": 3, "targets": ["q_proj"]})):
+        recipe = json.loads((runs[0].parent / f"{number}.yaml").read_text())
+        recipe |= {"out": str(place / f"run-{number}"), "model": {"directory": str(place / "base")}, "adapter": adapter}
+        recipe["init"] = {"model": str(place / "base")}
+        (place / "recipe.yaml").write_text(json.dumps(recipe))
+        result = CliRunner().invoke(train, [str(place / "recipe.yaml")], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    return place
+
+
+@pytest.mark.slow
+def test_adapters_of_runs_and_directories_are_averaged_and_folded(adapter_runs, tmp_path):
+    place, exported, averaged = adapter_runs, tmp_path / "exported", tmp_path / "averaged"
+    for arguments in (
+        [convert, str(place / "run-1"), str(exported)],
+        [merge, str(place / "run-0"), str(exported), "--weights", "0.25,0.75", "--out", str(averaged)],
+        [convert, str(place / "base"), str(tmp_path / "folded"), "--merge-adapter", str(averaged)],
+        [convert, str(place / "run-0"), str(tmp_path / "first")],
+    ):
+        result = CliRunner().invoke(arguments[0], arguments[1:], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    assert json.loads((averaged / "adapter_config.json").read_text())["r"] == 5
+    base, folded = (load_file(one / "model.safetensors") for one in (place / "base", tmp_path / "folded"))
+    changes = {}
+    for directory, scaling in ((tmp_path / "first", 0.25 * 2), (exported, 0.75 * 1)):
+        held = load_file(directory / "adapter_model.safetensors")
+        for name in held:
+            if name.endswith(".lora_A.weight"):
+                product = held[name.replace("lora_A", "lora_B")].double() @ held[name].double()
+                key = name.removeprefix("base_model.model.").replace("lora_A.", "")
+                changes[key] = changes.get(key, 0) + scaling * product
+    assert base.keys() == folded.keys()
+    assert any(change.any() for name, change in changes.items() if "q_proj" not in name)
+    for name, values in base.items():
+        expected = values.double() + changes.pop(name, 0)
+        torch.testing.assert_close(folded[name].double(), expected, rtol=1e-6, atol=1e-9)
+    assert not changes
+
+
+@pytest.mark.slow
+def test_adapters_and_models_are_not_mixed(adapter_runs, tmp_path):
+    sources = [str(adapter_runs / "run-0"), str(adapter_runs / "base")]
+    with pytest.raises(MergeError, match=r"is an adapter, but .*base is not\. Fold each adapter"):
+        CliRunner().invoke(merge, [*sources, "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_an_interrupted_merge_keeps_what_it_converted(runs, tmp_path, monkeypatch):
     converted = []

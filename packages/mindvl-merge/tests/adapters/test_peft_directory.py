@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mindvl_merge import DirectoryError
-from mindvl_merge.adapters.peft_directory import AdapterDirectory, is_adapter_directory
+from mindvl_merge.adapters.peft_directory import AdapterDirectory, is_adapter_directory, model_directory_problem
 
 SETTINGS = dict(r=2, lora_alpha=3, target_modules=["q_proj"])
 
@@ -26,6 +26,17 @@ def test_ranks_and_scalings_are_those_of_peft(make_adapter):
         "model.layers.1.mlp.experts.down_proj": (2, 1.5, (3, 6, 4)),
     }
     assert layers["model.layers.0.q_proj"].rank == 2
+
+
+def test_a_directory_of_adapters_is_no_model_directory(make_adapter, tmp_path):
+    path = make_adapter("a", **SETTINGS)
+    assert (
+        f"is a LoRA adapter without its base model. Fold it into its base model (mindvl convert BASE OUT --merge-adapter {path})"
+        in (model_directory_problem(path) or "")
+    )
+    assert (model_directory_problem(tmp_path) or "").endswith("has no config.json. Give an exported model.")
+    (path / "config.json").touch()
+    assert model_directory_problem(path) is None
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,16 @@ from mindvl_model.parameters import Part, initialize
 from mindvl_train.adapters import choose_trained, start_adapters, start_norms
 from mindvl_train.checkpoints.directory import newest_checkpoint
 from mindvl_train.checkpoints.restore import load_weights
-from mindvl_train.config import InitSection
+from mindvl_train.config import RunConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.resolved_run import ResolvedRun
 
 logger = logging.getLogger(__name__)
+
+_FROZEN_ROWS = (
+    ". Adapters neither train nor store them: add them to the base model first (mindvl convert with --tokenizer, and the result "
+    "back to a directory for init.model)"
+)
 
 
 def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> list[MindVLModel]:
@@ -42,7 +47,7 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
     models = build_stages(run.model, run.build)
     for model in models:
         if load_init:
-            loaded = _load_init(model, run.model, run.config.init, run.config.seed)
+            loaded = _load_init(model, run.model, run.config)
             initialize(model, run.model, run.config.seed, loaded=loaded)
         choose_trained(model, run.model, run.config)
         if run.config.adapter is not None and load_init:
@@ -54,9 +59,9 @@ def build_models(run: ResolvedRun, device: torch.device, *, load_init: bool) -> 
     return models
 
 
-def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection, seed: int) -> set[str]:
+def _load_init(model: MindVLModel, model_config: MindVLConfig, config: RunConfig) -> set[str]:
     """Load the weights that `init` names; returns the global names of the parameters that have values now."""
-    loaded: set[str] = set()
+    init, loaded = config.init, set[str]()
     if init.checkpoint is not None:
         checkpoint = newest_checkpoint(init.checkpoint)
         loaded |= load_weights(checkpoint, model)
@@ -69,7 +74,7 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
     for name, parts in parts_by_field:
         directory = getattr(init, name)
         if directory is not None:
-            report = load_hf_directory(model, model_config, directory, parts, seed=seed)
+            report = load_hf_directory(model, model_config, directory, parts, seed=config.seed)
             loaded |= set(report.loaded)
             logger.info(
                 "loaded %d parameters of %s from %s (%s, %.1f MB read by this rank); %d tensors of other parts ignored",
@@ -82,10 +87,11 @@ def _load_init(model: MindVLModel, model_config: MindVLConfig, init: InitSection
             )
             for parameter, count in report.untrained_rows.items():
                 logger.warning(
-                    "%s: the last %d rows are initialized randomly, because %s lacks these tokens",
+                    "%s: the last %d rows are initialized randomly, because %s lacks these tokens%s",
                     parameter,
                     count,
                     directory,
+                    "" if config.adapter is None else _FROZEN_ROWS,
                 )
             if report.redundant:
                 logger.warning("%s: redundant tensors are ignored: %s", directory, ", ".join(report.redundant))

@@ -39,9 +39,11 @@ def serve(
     when the server answers. Options after -- are passed to the engine. The exit code is that of the server.
     """
     from mindvl_cli.server import ServerConfig, run_server
+    from mindvl_merge.adapters import model_directory_problem
 
-    if not (model / "config.json").is_file():
-        raise click.UsageError(f"{model}: is not a model directory, it has no config.json. Give an exported model.")
+    problem = model_directory_problem(model)
+    if problem is not None:
+        raise click.UsageError(problem)
     config = ServerConfig(
         model=model,
         engine=engine,

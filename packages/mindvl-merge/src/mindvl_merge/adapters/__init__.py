@@ -3,6 +3,6 @@
 
 from .average import check_adapters, merge_adapters
 from .checks import are_adapters
-from .peft_directory import FOLD_HINT
+from .peft_directory import FOLD_HINT, model_directory_problem
 
-__all__ = ["FOLD_HINT", "are_adapters", "check_adapters", "merge_adapters"]
+__all__ = ["FOLD_HINT", "are_adapters", "check_adapters", "merge_adapters", "model_directory_problem"]

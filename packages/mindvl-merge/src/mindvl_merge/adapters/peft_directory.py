@@ -54,6 +54,18 @@ def is_adapter_directory(path: Path) -> bool:
     return (path / CONFIG_NAME).exists() and not has_model
 
 
+def model_directory_problem(path: Path) -> str | None:
+    """Why a directory cannot be loaded as a whole model, with what to do; None if it has a config.json."""
+    if (path / "config.json").is_file():
+        return None
+    if is_adapter_directory(path):
+        return (
+            f"{path}: is a LoRA adapter without its base model. Fold it into its base model (mindvl convert BASE OUT "
+            f"--merge-adapter {path}), and give the result."
+        )
+    return f"{path}: is not a model directory, it has no config.json. Give an exported model."
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptedLayer:
     """The adapter of one linear layer, or of one parameter of all experts of a layer."""

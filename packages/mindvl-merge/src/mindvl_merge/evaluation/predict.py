@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from mindvl_merge.adapters import model_directory_problem
 from mindvl_merge.errors import EvaluationError
 from mindvl_merge.evaluation.benchmark import IMAGE_MARK, Item
 from mindvl_merge.evaluation.cache import AnswerCache
@@ -73,10 +74,9 @@ class Predictor:
         trust_remote_code: bool = False,
         coordinates: CoordinateUnit = "absolute",
     ) -> None:
-        if not (directory / "config.json").is_file():
-            raise EvaluationError(
-                f"{directory}: is not a model directory, it has no config.json. Give an exported model."
-            )
+        problem = model_directory_problem(directory)
+        if problem is not None:
+            raise EvaluationError(problem)
         self.directory = directory
         self.decoder = decoder
         self.load = load
