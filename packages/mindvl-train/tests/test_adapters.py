@@ -24,7 +24,7 @@ from transformers import AutoModelForImageTextToText
 from mindvl_data import SourceConfig
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.hf.pretrained import from_pretrained
-from mindvl_model.testing.tiny import smallest_qwen3_moe
+from mindvl_model.testing.tiny import smallest_config, smallest_qwen3_moe
 from mindvl_train import CheckpointConfig, ModelSection, RunConfig, run_training
 from mindvl_train.adapters import base_digest
 from mindvl_train.checkpoints.export import export_checkpoint
@@ -177,6 +177,17 @@ def test_an_exported_run_loads_in_peft_and_starts_another_run(
     expected, found = read_tensors(checkpoint_of(config, 6)), read_tensors(checkpoint_of(again, 1))
     weights = [name for name in expected if not name.startswith("optimizer.")]
     assert all(torch.equal(expected[name], found[name]) for name in weights)
+
+
+def test_a_run_warns_of_embedding_rows_that_stay_random(
+    make_config: Any, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wider = smallest_config(vocab_size=280)  # the base has 264 rows
+    section = ModelSection(vision=wider.vision, language=wider.language)
+    run_training(make_config(model=section, adapter=LORA, init=InitSection(model=base), steps=1))
+    rows = [record.getMessage() for record in caplog.records if "the last 16 rows" in record.getMessage()]
+    assert len(rows) == 2  # embedding and output layer
+    assert all("Adapters neither train nor store them: add them to the base model first" in one for one in rows)
 
 
 def test_a_digest_changes_with_the_values_of_a_file(base: Path) -> None:
