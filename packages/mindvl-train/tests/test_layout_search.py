@@ -144,6 +144,35 @@ def test_estimates_for_gpus_are_within_1_percent_of_rehearsed_peaks(kind: Any, p
         assert (memory[rank].total - memory[rank].base) / 1e9 == pytest.approx(peak, rel=0.01)
 
 
+@pytest.mark.parametrize(("factor", "peak"), [(None, 37.50), (2.0, 39.90)])
+def test_estimates_with_padding_rows_are_within_3_percent_of_rehearsed_peaks(factor: float | None, peak: float) -> None:
+    """`mindvl rehearse recipes/mindvl-671b-a37b/multitask.yaml --devices 1024 --ranks 256 global_batch_size=512`."""
+    name = "mindvl-671b-a37b"
+    request = replace(_request(name, 1024), max_pixels=3211264, trained=PARTS, global_batch_size=512)
+    layout = replace(LAYOUTS[name], expert_capacity_factor=factor)
+    task = replace(request.task(), expert_imbalance=1.0)
+    memory = evaluate(task, layout, RecomputeConfig(kind="full")).memory[1]
+    assert (memory.total - memory.base) / 1e9 == pytest.approx(peak, rel=0.03)
+
+
+def test_padding_rows_of_expert_messages_are_stored_and_sent_but_not_multiplied() -> None:
+    setting = Setting(model=smallest_deepseek_v3(), pack=PACK, ep_size=2)
+    exact, blocks = (parts_of(replace(setting, expert_capacity_factor=factor)).layers[1] for factor in (None, 1.5))
+    assert blocks.sent.ep == 1.5 * exact.sent.ep
+    assert (blocks.matmul, blocks.attention, blocks.experts) == (exact.matmul, exact.attention, exact.experts)
+    assert blocks.elementwise > exact.elementwise
+    # Two experts of a token; half as many rows again.
+    rows, hidden = PACK.tokens * 2, setting.model.language.hidden_size
+    values = setting.wide * rows * (3 * hidden + 3 * setting.model.language.experts.expert_ffn_hidden_size) // 2
+    assert blocks.routed - exact.routed == values + 16 * rows // 2 + setting.wide * PACK.tokens * 1.5 * hidden
+
+
+def test_a_search_uses_the_capacity_of_the_recipe_where_experts_are_on_several_ranks() -> None:
+    request = replace(_request("mindvl-671b-a37b", 512), expert_capacity_factor=1.5)
+    layouts_of_ep = [spreads(request.task(), ParallelConfig(tp_size=2, ep_size=size)) for size in (1, 8)]
+    assert [{layout.expert_capacity_factor for layout in found} for found in layouts_of_ep] == [{None}, {1.5}]
+
+
 def test_experts_that_are_not_trained_keep_neither_their_rows_nor_the_inputs_of_their_second_matrix() -> None:
     """[rows, H] and [rows, F] of each layer, and the norm of the tokens for the shared expert and attention."""
     model = smallest_deepseek_v3()

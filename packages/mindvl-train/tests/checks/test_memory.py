@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rehearsed beside measured peaks; `mindvl check memory` compares all jobs."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindvl_train.checks.memory import CASES, compare_memory
@@ -14,6 +16,16 @@ def test_the_rehearsed_peak_of_every_rank_is_the_measured_one_within_a_percent(n
     assert [row.rank for row in rows] == list(range(case.processes))
     for row in rows:
         assert row.rehearsed == pytest.approx(row.measured, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_padding_rows_of_expert_messages_are_rehearsed_and_estimated():
+    (case,) = (case for case in CASES if case.name == "Qwen3-MoE, ep 2 dp 2")
+    case = replace(case, parallel=replace(case.parallel, expert_capacity_factor=1.5))
+    for row in compare_memory((case,)):
+        assert row.rehearsed == pytest.approx(row.measured, rel=0.01)
+        assert row.estimated == pytest.approx(row.rehearsed, rel=0.03)
 
 
 def test_the_jobs_have_sixteen_ranks_and_every_kind_of_layout():

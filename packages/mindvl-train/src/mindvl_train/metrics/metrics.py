@@ -194,7 +194,7 @@ class Metrics:
         if depths:
             report["mtp_loss"] = {str(depth): losses / labels for depth, (losses, labels) in enumerate(depths, start=1)}
         if self._expert_messages:
-            report |= {"repeated_steps": state.repeated, "expert_capacity_needed": float(ranks[:, -1].max())}
+            report |= {"repeated_steps": state.repeated, "expert_capacity_needed": float(sums["capacity"].max())}
             self._warn_of_repeated(state, report["expert_capacity_needed"])
         factors = self._facts.rate_factors
         if factors:
@@ -226,6 +226,7 @@ class Metrics:
             "norms": squared_norms(state.optimizer, state.models) if self._models else torch.zeros(len(PARTS)),
             "mtp": is_counted * self._mtp.flatten(),
             "routers": self._router_figures(config.num_layers + config.num_mtp_layers).flatten(),
+            "capacity": self._needed_capacity(),
         }
         combined = torch.cat([piece.to(ranks.device, self._dtype) for piece in pieces.values()])
         dist.all_reduce(combined)
@@ -253,18 +254,20 @@ class Metrics:
                 figures[one.layer] = torch.stack((one.max_violation + 1, one.entropy, bias.min(), bias.max(), aux_loss))
         return figures
 
-    def _gathered(self) -> Tensor:
-        """Values of all ranks [ranks, values]: coordinates, memory, phases of the timed step, work of each step.
+    def _needed_capacity(self) -> Tensor:
+        """The expert_capacity_factor that the messages of each rank needed [ranks]; zeros for other ranks."""
+        ranks = self._ranks
+        found = torch.zeros(ranks.num_ranks if self._expert_messages else 0, device=ranks.device)
+        for messages in self._expert_messages:
+            found[ranks.rank] = torch.maximum(found[ranks.rank], messages.take_factor(ranks.device))
+        return found
 
-        Models with experts on several ranks add the capacity that expert messages needed.
-        """
+    def _gathered(self) -> Tensor:
+        """Values of all ranks [ranks, values]: coordinates, memory, phases of the timed step, work of each step."""
         seconds = self._clock.take() or dict.fromkeys(PHASES, math.nan)
         work = [value for pair in self._counter.work for value in pair]
         values = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
         own = torch.tensor(values, dtype=self._dtype, device=self._ranks.device)
-        needed = [messages.take_factor(own.device) for messages in self._expert_messages]
-        if needed:
-            own = torch.cat((own, torch.stack(needed).max().to(self._dtype)[None]))
         gathered = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
         dist.all_gather(gathered, own)
         return torch.stack(gathered).cpu()
@@ -282,7 +285,7 @@ class Metrics:
     def _of_ranks(self, ranks: Tensor) -> dict[str, Any]:
         phases_end = 4 + len(PHASES)
         used, peak = ranks[:, 2].max(), ranks[:, 3].max()
-        work = ranks[:, phases_end : phases_end + 2 * self._steps].reshape(len(ranks), self._steps, 2).numpy()
+        work = ranks[:, phases_end:].reshape(len(ranks), self._steps, 2).numpy()
         result: dict[str, Any] = {
             "imbalance": {
                 name: float(np.mean(of_rank.max(axis=0) / np.maximum(of_rank.mean(axis=0), 1e-30)))
