@@ -51,6 +51,13 @@ def test_a_scaling_without_support_is_named() -> None:
         check_no_scaling(keys(), "linear", ["factor"])
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"), [({}, 0.02), ({"initializer_range": None}, 0.02), ({"initializer_range": 0}, 0)]
+)
+def test_the_deviation_of_initial_weights_has_a_default(values: dict[str, Any], expected: float) -> None:
+    assert decoder_sizes(keys(**SIZES | values), keys())["init_std"] == expected
+
+
 def test_embeddings_are_tied_if_either_section_says_so() -> None:
     assert decoder_sizes(keys(**SIZES), keys(tie_word_embeddings=True))["tie_embeddings"]
     assert not decoder_sizes(keys(**SIZES), keys())["tie_embeddings"]

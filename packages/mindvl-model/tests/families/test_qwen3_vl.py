@@ -143,3 +143,15 @@ def test_the_written_keys_make_the_classes_of_transformers() -> None:
     experts = Qwen3VLMoe(Qwen3VLMoeConfig(**hf_config(smallest_qwen3_vl_moe(), torch.float32)))
     assert experts.model.visual.config.deepstack_visual_indexes == [0, 1]
     assert experts.model.language_model.config.num_experts == 8
+
+
+def test_key_value_heads_that_are_null_are_as_many_as_query_heads(tmp_path: Path) -> None:
+    document = hf_config(smallest_qwen3_vl(num_kv_heads=4), torch.float32)
+    for value in (None, 4):
+        document["text_config"]["num_key_value_heads"] = value
+        (tmp_path / "config.json").write_text(json.dumps(document))
+        assert config_from_directory(tmp_path).language == smallest_qwen3_vl(num_kv_heads=4).language
+    del document["text_config"]["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(WeightError, match="num_heads: must be a multiple of num_kv_heads=32, got 4"):
+        config_from_directory(tmp_path)

@@ -50,7 +50,7 @@ class DeepSeekV3Preset(Preset):
 def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
     """Read a decoder with latent attention and sigmoid-routed experts."""
     sizes = decoder_sizes(text, root)
-    text.only("num_key_value_heads", sizes["num_heads"])
+    text.only("num_key_value_heads", sizes["num_heads"], None)
     for name, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("norm_topk_prob", True)):
         text.only(name, value)
     text.only("moe_layer_freq", 1)

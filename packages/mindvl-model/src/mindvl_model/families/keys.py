@@ -34,7 +34,9 @@ def decoder_sizes(text: Keys, root: Keys) -> dict[str, Any]:
         "tie_embeddings": any(tied),
         "norm_epsilon": text.number("rms_norm_eps", 1e-6, whole=False),
         "max_positions": text.number("max_position_embeddings"),
-        "init_std": text.number("initializer_range", 0.02, whole=False, least=0),
+        "init_std": 0.02
+        if text.take("initializer_range", None) is None
+        else text.number("initializer_range", whole=False, least=0),
     }
 
 

@@ -57,7 +57,7 @@ def read(family: str, text: Keys, root: Keys) -> LanguageConfig:
         family=family,
         **sizes,
         attention=GroupedQueryAttention(
-            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"]),
+            num_kv_heads=number_or(text, "num_key_value_heads", sizes["num_heads"], missing=8),
             head_dim=sizes["hidden_size"] // sizes["num_heads"],
             qkv_bias=True,
         ),

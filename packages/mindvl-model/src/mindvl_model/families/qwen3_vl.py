@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindvl_model.errors import ModelError, WeightError
-from mindvl_model.families.keys import check_no_scaling, decoder_sizes, grouped_query, rotary_keys, write_decoder
+from mindvl_model.families.keys import (
+    check_no_scaling,
+    decoder_sizes,
+    grouped_query,
+    number_or,
+    rotary_keys,
+    write_decoder,
+)
 from mindvl_model.families.preset import GroupedQueryPreset
 from mindvl_model.hf.config_keys import MAX_EXPERTS, Keys
 from mindvl_model.language_config import ExpertsConfig, GroupedQueryAttention, LanguageConfig, RopeConfig
@@ -135,7 +142,9 @@ def _read(family: str, text: Keys, root: Keys, head_dim: int, experts: ExpertsCo
         family=family,
         **sizes,
         attention=GroupedQueryAttention(
-            num_kv_heads=text.number("num_key_value_heads"),
+            num_kv_heads=number_or(
+                text, "num_key_value_heads", sizes["num_heads"], missing=32 if experts is None else 16
+            ),
             head_dim=head_dim,
             qkv_bias=bias,
             output_bias=bias,
