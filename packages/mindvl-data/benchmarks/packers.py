@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simple implementations of other packing algorithms, with which the packing benchmark compares.
 
-Used by packing.py. They consider only tokens, like the loaders that use them. A packer takes lengths in the order of
-the stream and yields packed sequences in the order in which they are closed, each with the number of samples read.
+Used by packing.py. They consider only tokens, like the loaders that use them; first fit can keep a visual limit. A packer
+takes lengths in the order of the stream and yields packed sequences in the order in which they are closed, each with the
+number of samples read.
 """
 
 from bisect import bisect_right
@@ -13,23 +14,28 @@ import numpy as np
 Closed = tuple[list[int], int]  # samples of a pack, number of samples read when it was closed
 
 
-def first_fit(lengths: list[int], capacity: int, _: int) -> Iterator[Closed]:
+def first_fit(
+    lengths: list[int], capacity: int, _: int, *, visual: list[int] | None = None, limit: int = 0
+) -> Iterator[Closed]:
     """Put each sample into the oldest pack in which it fits; close a pack when no sample can fit any more.
 
-    The number of open packs is unbounded, so that the packing efficiency is high and waits are long.
+    The number of open packs is unbounded, so that the packing efficiency is high and waits are long. With `visual`, a
+    pack has at most `limit` visual tokens, except a single larger sample.
     """
     shortest = min(lengths)
-    free = np.zeros(len(lengths), np.int64)
+    costs = visual or [0] * len(lengths)
+    free, left = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
     packs: list[list[int]] = []
     start = 0  # packs before it are closed
     for number, length in enumerate(lengths):
-        position = start + int((free[start : len(packs)] >= length).argmax()) if len(packs) > start else 0
-        if len(packs) == start or free[position] < length:
-            position = len(packs)
+        fits = (free[start : len(packs)] >= length) & (left[start : len(packs)] >= costs[number])
+        position = start + int(fits.argmax()) if fits.any() else len(packs)
+        if position == len(packs):
             packs.append([])
-            free[position] = capacity
+            free[position], left[position] = capacity, limit
         packs[position].append(number)
         free[position] -= length
+        left[position] = max(0, left[position] - costs[number])
         if free[position] < shortest:
             yield packs[position], number + 1
             free[position], packs[position] = -1, []

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from figures import Figure, median, print_report
 from numpy.typing import NDArray
-from packers import RIVALS, Closed
+from packers import RIVALS, Closed, first_fit
 from workloads import MIXES, Lengths, TooLong, draw
 
 from mindvl_data import Packer
@@ -24,6 +24,7 @@ from mindvl_data.order.balance import balance_order
 DP_SIZE, MICROBATCHES, WINDOW = 8, 8, 4
 DRIFT_PACKS = 64  # packs in a window over which the number of samples is averaged
 BUFFER = 256
+TIGHT = (("issue", 1.10), ("issue", 1.05), ("documents", 1.05), ("captions only", 1.02), ("long tail", 1.25))
 EFFICIENCY_TARGETS = {8192: 99.9, 4096: 99.7, 2048: 99.3}
 
 
@@ -71,8 +72,10 @@ def measure_packer(
     visual: Lengths,
     capacity: int,
     limit: int,
+    *,
+    counts_last: bool = False,
 ) -> Packed:
-    """Run a packer on a stream and measure its packs."""
+    """Run a packer on a stream and measure its packs; `counts_last`: also those closed at its end."""
     lengths = tokens.tolist()
     started = time.process_time()
     closed = list(packer(lengths, capacity, BUFFER))
@@ -84,7 +87,7 @@ def measure_packer(
     sums = np.array([tokens[pack].sum() for pack in packs])
     assert sums.max() <= capacity
     # First fit closes only full packs before the end, so all of its packs count.
-    steady = np.full(len(packs), packer is RIVALS["first fit"]) | (read < len(lengths))
+    steady = np.full(len(packs), counts_last or packer is RIVALS["first fit"]) | (read < len(lengths))
     loads = np.array([visual[pack].sum() for pack in packs])[steady]
     counts = np.array([len(pack) for pack in packs])[steady]
     plain = imbalance(loads, balance=None)
@@ -164,7 +167,32 @@ def run(*, quick: bool = False) -> list[Figure]:
         for capacity in EFFICIENCY_TARGETS if mix == "issue" else (8192,):
             figures += measure(mix, capacity, count, seeds)
             print(f"{mix}, packs of {capacity}: done", file=sys.stderr, flush=True)
-    return figures + measure("issue", 2048, count, seeds, too_long="drop")
+    figures += measure("issue", 2048, count, seeds, too_long="drop")
+    for mix, tightness in TIGHT:
+        figures += measure_tight(mix, tightness, 8192, count // 3, seeds)
+        print(f"{mix}, visual limit of {tightness} times the mean: done", file=sys.stderr, flush=True)
+    return figures
+
+
+def measure_tight(mix: str, tightness: float, capacity: int, count: int, seeds: tuple[int, ...]) -> list[Figure]:
+    """Compare with first fit under the same visual limit, `tightness` times the mean of the mixture."""
+    mine, theirs, bounds = [], [], []
+    for seed in seeds:
+        tokens, visual = draw(mix, count, capacity, seed)
+        limit = int(tightness * visual.sum() / tokens.sum() * capacity)
+        both = {"visual": visual.tolist(), "limit": limit}
+        mine.append(measure_packer(partial(ours, **both), tokens, visual, capacity, limit))
+        theirs.append(
+            measure_packer(partial(first_fit, **both), tokens, visual, capacity, limit, counts_last=True).efficiency
+        )
+        bounds.append(100 * min(1.0, tokens.sum() / capacity / (np.minimum(visual, limit).sum() / limit)))
+    efficiency, rival = median(one.efficiency for one in mine), median(theirs)
+    longest, pace = max(one.longest_wait for one in mine), median(one.packs_per_s for one in mine)
+    note = f"bound {median(bounds):.2f}, drift {median(one.drift for one in mine):.2f}, longest wait {longest} packs, "
+    return [
+        Figure(name=f"{mix} {capacity}, limit {tightness}: packing efficiency", value=efficiency, unit="%", at_least=rival,
+               rival="first fit with the limit", rival_value=rival, note=note + f"{pace:,.0f} packs/s")
+    ]  # fmt: skip
 
 
 def measure(mix: str, capacity: int, count: int, seeds: tuple[int, ...], *, too_long: TooLong = "cut") -> list[Figure]:

@@ -22,7 +22,7 @@ from mindvl_data.state_check import check_change, check_order, pack_samples, unp
 from mindvl_data.tokenization import Tokenizer
 
 STATE_VERSION = 3
-ORDER_VERSION = 6  # raised when the same configuration gives another order
+ORDER_VERSION = 7  # raised when the same configuration gives another order
 _VERSION_NAME = "order version"  # in the identities
 _INDEX, _SETTINGS = "index of ", "settings of "  # prefixes of the identities of a source
 _HASHED = ("tokenizer", "chat template", "encoding of text", "image and video processor")

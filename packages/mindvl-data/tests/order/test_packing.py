@@ -155,3 +155,38 @@ def test_packs_of_a_mixture_are_nearly_full_and_nothing_waits_long(capacity: int
         counts = np.array([len(pack) for pack in packs])[: len(packs) // 32 * 32]
         drift = counts.reshape(-1, 32).mean(axis=1).var(ddof=1) / (counts.var(ddof=1) / 32)
         assert drift <= 1.3
+
+
+def first_fit(samples: list[tuple[int, int]], capacity: int, limit: int) -> float:
+    """Packing efficiency of first fit with the patch limit and any number of open packs."""
+    free: list[tuple[int, int]] = []
+    for length, patches in samples:
+        fits = (number for number, (room, left) in enumerate(free) if room >= length and left >= patches)
+        number = next(fits, len(free))
+        room, left = free[number] if number < len(free) else (capacity, limit)
+        free[number : number + 1] = [(room - length, left - patches)]
+    return 1 - sum(room for room, _ in free) / (capacity * len(free))
+
+
+@pytest.mark.parametrize(("tightness", "least_fill"), [(1.15, 0.998), (1.10, 0.997), (1.05, 0.98), (1.00, 0.94)])
+def test_packs_are_fuller_than_those_of_first_fit_where_the_patch_limit_binds(
+    tightness: float, least_fill: float
+) -> None:
+    samples = [sample for sample in workload(4_000, 8192, seed=4) if sample[0] < 6_000]
+    density = sum(p for _, p in samples) / sum(length for length, _ in samples)
+    limit = int(tightness * density * 8192)
+    packer: Packer[int] = Packer(capacity=8192, max_patches=limit, patches_per_token=density, buffer_size=256)
+    fill = []
+    for number, (length, patches) in enumerate(samples):
+        packer.add(number, length, patches)
+        if packer.is_full:
+            pack = packer.next_pack()
+            assert sum(samples[i][1] for i in pack) <= limit
+            fill.append(sum(samples[i][0] for i in pack) / 8192)
+    assert np.mean(fill) > max(least_fill, first_fit(samples, 8192, limit))
+
+
+def test_a_patch_limit_out_of_reach_does_not_change_the_packs() -> None:
+    samples = workload(1_500, 8192, seed=5)
+    total = sum(p for _, p in samples)
+    assert pack_all(samples, 8192, 4 * 8192, 256) == pack_all(samples, 8192, total, 256)

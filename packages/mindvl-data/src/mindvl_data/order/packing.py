@@ -4,15 +4,19 @@
 Comes after mixture and shuffle, before collate. It uses lengths only, so it runs ahead of decoding. Each pack starts
 with the oldest sample of a buffer, so no sample waits for more packs than the buffer has samples. It then takes samples
 whose visual density is closest to the density still needed while more than 70 % of the pack is free, and is completed
-exactly: a bitset of reachable sums over the candidates closest in density, then the largest samples that still fit. No
-randomness: the packs depend on the input only.
+exactly: a bitset of reachable sums over the candidates closest in density, then the largest samples that still fit. A
+pack whose patches come near a limit is completed by tokens and patches together (completion.py). No randomness: the packs
+depend on the input only.
 """
 
+from copy import copy
 from itertools import compress
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mindvl_data.order.completion import best_subset
 
 Item = TypeVar("Item")
 
@@ -23,6 +27,9 @@ _AGE_WEIGHT = 0.60  # penalty of the newest candidate relative to the oldest, as
 _SMALL_BUFFER = 32  # samples; smaller buffers have their full size from the start, larger ones start with a quarter
 _PACKS_PER_SAMPLE = 16  # packs after which a buffer grows by one sample
 _SUM_AGE_WEIGHT = 0.12  # penalty of the newest candidate during completion
+_SLACK = 1.5  # patches that a pack may have below the average, relative to those that it may have above
+_LAST_SAMPLES = 3  # average samples that are left for completion by both budgets
+_SUBSET_CANDIDATES = 256  # oldest samples considered by it
 
 
 class Packer(Generic[Item]):
@@ -108,7 +115,7 @@ class Packer(Generic[Item]):
             return []
         pack = _Pack(self._lengths[:count], self._patches[:count], self._capacity, self._max_patches, self._density)
         pack.take(0)
-        pack.steer()
+        pack.steer(_STEER_UNTIL * self._capacity)
         pack.complete()
         pack.fill()
         self.num_packs += 1
@@ -133,6 +140,7 @@ class _Pack:
     ) -> None:
         self.lengths, self.patches = lengths, patches
         self.capacity, self.density = capacity, density
+        self.max_patches = max_patches
         self.free_tokens, self.free_patches = capacity, max_patches
         self.wanted_patches = density * capacity
         self.waiting = np.ones(len(lengths), np.bool_)
@@ -153,11 +161,14 @@ class _Pack:
         found: NDArray[np.intp] = fits.nonzero()[0]
         return found
 
-    def steer(self) -> None:
-        """Take samples that bring the density of the pack closest to the mixture's; older samples first on ties."""
+    def steer(self, left: float) -> None:
+        """Take samples until fewer than `left` tokens are free.
+
+        Each brings the density of the pack closest to the mixture's; older samples first on ties.
+        """
         # In patches, so that it can be compared with the excess without a division.
         scale = max(self.density, 1e-9) * self.capacity
-        while self.free_tokens >= _STEER_UNTIL * self.capacity:
+        while self.free_tokens >= left:
             candidates = self.fitting()[:_STEER_CANDIDATES]
             if not candidates.size:
                 return
@@ -167,7 +178,11 @@ class _Pack:
             self.take(int(candidates[error.argmin()]))
 
     def complete(self) -> None:
-        """Take the subset that fills the pack best, preferring samples with the density still needed."""
+        """Take a subset that fills the pack, preferring samples with the density still needed.
+
+        If it has too many patches, or so few that later packs cannot hold the rest, another subset is chosen by tokens
+        and patches together, and the better one is taken.
+        """
         candidates = self.fitting()
         if not candidates.size:
             return
@@ -177,14 +192,41 @@ class _Pack:
         )
         error += _SUM_AGE_WEIGHT / candidates.size * np.arange(candidates.size)
         candidates = candidates[np.argsort(error, kind="stable")[:_SUM_CANDIDATES]]
-        for count in (candidates.size, candidates.size // 2, candidates.size // 4):
-            # Fewer candidates have densities closer to the target, so their patches are more likely within the limit.
-            subset = largest_sum(self.lengths[candidates[:count]].tolist(), self.free_tokens)
-            chosen = candidates[subset]
-            if int(self.patches[chosen].sum()) <= self.free_patches:
-                for number in chosen.tolist():
-                    self.take(number)
+        chosen = candidates[largest_sum(self.lengths[candidates].tolist(), self.free_tokens)]
+        spare = self.free_patches - int(self.patches[chosen].sum())
+        most_spare = self.most_spare()
+        if not 0 <= spare <= most_spare:
+            other = self.by_both_budgets(most_spare)
+            free = self.free_tokens - int(self.lengths[chosen].sum())
+            if spare < 0 or self.loss(other.free_tokens, other.free_patches) < self.loss(free, spare):
+                vars(self).update(vars(other))
                 return
+        for number in chosen.tolist():
+            self.take(number)
+
+    def by_both_budgets(self, most_spare: int) -> "_Pack":
+        """A copy that is steered until a few samples are missing and completed by tokens and patches together."""
+        other = copy(self)
+        other.chosen, other.waiting = self.chosen.copy(), self.waiting.copy()
+        other.steer(_LAST_SAMPLES * int(self.lengths.sum()) / len(self.lengths))
+        candidates = other.fitting()[:_SUBSET_CANDIDATES]
+        sizes = other.lengths[candidates], other.patches[candidates]
+        for number in best_subset(*sizes, tokens=other.free_tokens, limit=other.free_patches, spare=most_spare):
+            other.take(int(candidates[number]))
+        return other
+
+    def loss(self, free_tokens: int, free_patches: int) -> int:
+        """What a pack loses by free tokens and by patches that later packs cannot make up for."""
+        return free_tokens * self.max_patches + max(0, free_patches - self.most_spare()) * self.capacity
+
+    def most_spare(self) -> int:
+        """The patches that a pack may leave free without making the waiting samples too dense for later packs.
+
+        The nearer their density is to the limit, the fewer.
+        """
+        waiting = int(self.patches.sum()) * self.capacity / int(self.lengths.sum())
+        room = self.max_patches - max(waiting, self.density * self.capacity)
+        return int((1 + _SLACK) * room) if room > 0 else 0
 
     def fill(self) -> None:
         """Take the largest sample that fits until no sample fits."""
@@ -198,18 +240,18 @@ _RAMP = np.arange(_STEER_CANDIDATES)
 def largest_sum(lengths: list[int], limit: int) -> list[int]:
     """Indices of a subset of `lengths` with the largest sum that does not exceed `limit`.
 
-    Bit s of an integer records whether sum s can be reached, so adding a length is one shift and one or.
+    Each bit of an integer records whether a sum can be reached, so adding a length is one shift and one or.
     """
-    mask = (1 << (limit + 1)) - 1
-    reachable = [1]
+    # Bit limit - s stands for sum s, so that a sum above the limit is shifted out.
+    reachable = [1 << limit]
     for length in lengths:
-        reachable.append(reachable[-1] | (reachable[-1] << length) & mask)
-        if reachable[-1] >> limit:
+        reachable.append(reachable[-1] | reachable[-1] >> length)
+        if reachable[-1] & 1:
             break
-    total = reachable[-1].bit_length() - 1
+    missing = (reachable[-1] & -reachable[-1]).bit_length() - 1
     chosen = []
     for number in range(len(reachable) - 2, -1, -1):
-        if not (reachable[number] >> total) & 1:
+        if not (reachable[number] >> missing) & 1:
             chosen.append(number)
-            total -= lengths[number]
+            missing += lengths[number]
     return chosen
