@@ -37,5 +37,9 @@ def test_every_name_of_the_table_finds_itself_and_the_h200_has_the_memory_of_its
     assert h200.memory_gb == 141
 
 
+def test_all_devices_but_npus_have_a_cuda_compute_capability() -> None:
+    assert {device.name for device in DEVICES if device.capability is None} == {"910B1", "910B2"}
+
+
 def test_the_cpu_has_a_name_but_no_peak() -> None:
     assert name_of(torch.device("cpu")) == "cpu"

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mindvl_model import named_config
+from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.answers import numbers_of, objects_of_all
 from mindvl_train.rehearsal.fake_device import FakeDevice
@@ -81,6 +82,14 @@ def test_backward_passes_run_on_fake_tensors(device):
         (fake(16, 8) @ weight).relu().sum().backward()
     assert weight.grad is not None
     assert (weight.grad.shape, weight.grad.device.type) == (weight.shape, "cpu")
+
+
+def test_an_operator_without_a_shape_rule_is_named(device):
+    torch.library.define("mindvl_test::double", "(Tensor x) -> Tensor")
+    torch.library.impl("mindvl_test::double", "cpu", lambda x: 2 * x)
+    message = r"mindvl_test\.double\.default: has no shape rule.* Register one with torch\.library\.register_fake"
+    with device, pytest.raises(TrainError, match=message):
+        torch.ops.mindvl_test.double(fake(3))
 
 
 def test_the_stream_that_uses_a_tensor_is_accepted_without_a_result(device):

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mindvl_train.errors import TrainError
 from mindvl_train.rehearsal.answers import number_of, numbers_of
 from mindvl_train.rehearsal.memory import MemoryLog, ModuleStack
 from mindvl_train.rehearsal.messages import MessageLog, Moment
@@ -203,8 +204,14 @@ class FakeDevice(TorchDispatchMode):
             if isinstance(meta, Tensor):
                 return self._wrap(meta, base._fake_device)
             return type(meta)(self._wrap(each, base._fake_device) for each in meta)
-        with self.fake:
-            return func(*args, **kwargs)
+        try:
+            with self.fake:
+                return func(*args, **kwargs)
+        except UnsupportedOperatorException as error:
+            raise TrainError(
+                f"{error.func}: has no shape rule for fake tensors, so it cannot be rehearsed. Register one with "
+                "torch.library.register_fake, or choose another backend for the operator (ops.overrides)."
+            ) from error
 
     def _entry(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> _Entry:
         kind = type(result) if isinstance(result, (list, tuple)) else None
