@@ -13,7 +13,7 @@ from mindvl_model import LanguageConfig, VisionConfig
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
-from mindvl_model.parallel_config import ParallelConfig
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, OptimizerConfig, RunConfig, ScheduleConfig
 from mindvl_train.errors import TrainError
 from mindvl_train.layout_search.packs import Pack
@@ -188,6 +188,15 @@ def test_layers_on_a_gpu_keep_what_the_backward_passes_of_their_kernels_read(gpu
     output, sums, random_state = 2 * 1024 * 4 * 32, 4 * 1024 * 4, 512
     bounds = 512  # of the segments, made by the first layer for all
     assert held["activations/decoder attention"] == bounds + 2 * (2 * projection + output + sums + random_state)
+
+
+@pytest.mark.slow
+def test_an_offloaded_layer_leaves_its_large_tensors_in_host_memory(gpu_rank):
+    """Gate and up of one of two layers, 1.5 MiB; its other tensors have less than 1 MiB and stay."""
+    config = replace(config_of(DENSE, packs=2), precision="bf16", recompute=RecomputeConfig(offload_layers=1))
+    record = rehearse(config, recipe="dense", device="h100", world_size=1, rank=0, steps=1, pack=PACK)
+    name = "activations/decoder mlp"
+    assert gpu_rank.peak.categories[name] - record.peak.categories[name] == 2 * 1024 * 2 * 384
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ class _SavedLayer:
             return tensor
         if _address(tensor) in self._stays:
             return tensor
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        key = (_address(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self._known:
             saved, queue = _SavedTensor(self, tensor), self.offload.queue_of(tensor)
             value = tensor.detach()
@@ -198,4 +198,4 @@ def _unpack(saved: "Tensor | _SavedTensor") -> Tensor:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage()._cdata  # of the storage object: fake tensors have no data
