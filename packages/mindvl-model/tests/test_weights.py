@@ -136,6 +136,8 @@ def test_the_language_model_comes_from_a_qwen3_directory(make_model: Callable[..
 
 def test_names_of_other_families_are_mapped_to_canonical_names() -> None:
     assert canonical_name("model.norm.weight") == "model.language_model.norm.weight"
+    assert canonical_name("norm.weight") == "model.language_model.norm.weight"
+    assert canonical_name("layers.0.mlp.up_proj.weight") == "model.language_model.layers.0.mlp.up_proj.weight"
     assert canonical_name("lm_head.weight") == "lm_head.weight"
     assert canonical_name("visual.merger.ln_q.weight") == "model.visual.merger.ln_q.weight"
     assert canonical_name("model.visual.merger.ln_q.weight") == "model.visual.merger.ln_q.weight"

@@ -28,7 +28,9 @@ from mindvl_model.testing.tiny import (
     smallest_deepseek_v3,
     smallest_qwen2_5_vl,
     smallest_qwen3_moe,
+    smallest_qwen3_vl,
 )
+from mindvl_model.weights.names import published_name
 
 
 @pytest.fixture
@@ -153,6 +155,25 @@ def test_parity_holds_for_language_models_with_experts_also_in_fp8(config: MindV
     assert rounded.failing == ()
     assert max(one.mre for one in rounded.inputs) <= 1e-5
     assert rounded.inputs[0].max_logit != report.inputs[0].max_logit
+
+
+def test_parity_holds_for_a_language_model_without_output_layer(tmp_path: Path) -> None:
+    """As models of text embeddings are saved: no prefix, and the output layer is the embedding."""
+    config = smallest_config(tie_embeddings=True)
+    published = AutoModelForCausalLM.from_config(AutoConfig.for_model(**write_language(config.language)))
+    published.model.save_pretrained(tmp_path)
+    assert "norm.weight" in load_file(tmp_path / "model.safetensors")
+    report = check_parity(tmp_path, num_inputs=3)
+    assert (report.failing, max(one.mre for one in report.inputs) <= 1e-5) == ((), True)
+
+
+def test_a_directory_that_transformers_would_fill_at_random_is_refused(tmp_path: Path) -> None:
+    """transformers reads the names of published Qwen2.5-VL directories for that model only."""
+    save_qwen2_5_vl(smallest_qwen3_vl(), tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({published_name(name): one for name, one in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"transformers finds no tensors for \d+ parameters, such as model\."):
+        check_parity(tmp_path, num_inputs=1)
 
 
 def test_an_error_in_the_vision_encoder_fails_every_input_with_images_or_videos(

@@ -284,14 +284,22 @@ def _load_transformers(path: Path, model_type: str, dtype: torch.dtype, trust_re
 
     auto: Any = AutoModelForCausalLM if model_type in TEXT_MODELS else AutoModelForImageTextToText
     with _without_fp8(path) as directory:
-        return from_pretrained(
+        model, report = from_pretrained(
             auto,
             directory,
             trust_remote_code=trust_remote_code,
             dtype=dtype,
             use_safetensors=True,
             experts_implementation="eager",  # the grouped implementation needs sizes that small models do not have
-        ).eval()
+            output_loading_info=True,
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{path}: transformers finds no tensors for {len(missing)} parameters, such as {missing[0]}, and initializes them "
+            "randomly. Save the model under the names of its class in transformers."
+        )
+    return model.eval()
 
 
 @contextmanager

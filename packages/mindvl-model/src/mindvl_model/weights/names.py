@@ -31,10 +31,13 @@ def canonical_name(hf_name: str) -> str:
     """The canonical name of a tensor in a directory: that of Qwen2.5-VL in transformers 5.
 
     Text models and published Qwen2.5-VL directories have the decoder under "model.", the latter also the vision encoder
-    under "visual."; directories saved by some versions of transformers already have the canonical names.
+    under "visual."; text models without an output layer, such as models of text embeddings, have no prefix. Directories
+    saved by some versions of transformers already have the canonical names.
     """
     if hf_name.startswith("visual."):
         return f"model.{hf_name}"
+    if hf_name.startswith(("embed_tokens.", "layers.", "norm.")):
+        return f"{HF_DECODER}{hf_name}"
     if hf_name.startswith("model.") and not hf_name.startswith(("model.visual.", HF_DECODER)):
         return hf_name.replace("model.", HF_DECODER, 1)
     return hf_name
