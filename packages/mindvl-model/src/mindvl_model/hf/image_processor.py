@@ -45,6 +45,9 @@ def pixel_limits(path: Path) -> dict[str, int]:
     size = images.values.get("size")
     size = size if isinstance(size, dict) else {}
     names = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
-    found = {name: images.values.get(name) or size.get(name) or size.get(edge) for name, edge in names}
-    valid = all(type(limit) is int and limit > 0 for limit in found.values())
-    return {name: int(limit) for name, limit in found.items()} if valid else {}
+    found: dict[str, int] = {}
+    for name, edge in names:
+        limit = images.values.get(name) or size.get(name) or size.get(edge)
+        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+            found[name] = limit
+    return found if len(found) == len(names) else {}
