@@ -140,6 +140,14 @@ def test_experts_receive_an_even_share_of_the_tokens():
 
 
 @pytest.mark.slow
+def test_expert_messages_of_fixed_size_have_their_capacity():
+    config = config_of(EXPERTS, packs=4, parallel=ParallelConfig(ep_size=4, expert_capacity_factor=1.5))
+    record = rehearse(config, recipe="experts", device="cpu", world_size=4, rank=3, steps=1, pack=PACK)
+    rows = [m for m in record.messages if m.kind == "all_to_all" and m.splits and m.phase == "compute"]
+    assert {m.splits for m in rows} == {((768,) * 4, (768,) * 4)}  # an even share is 512 rows
+
+
+@pytest.mark.slow
 def test_offloaded_moments_are_not_on_the_device():
     config = config_of(DENSE, packs=1)
     options = {"recipe": "dense", "device": "cpu", "world_size": 1, "rank": 0, "steps": 1, "pack": PACK}
