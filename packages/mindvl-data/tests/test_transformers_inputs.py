@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from transformers import Qwen2VLImageProcessorPil
+from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from mindvl_data import IGNORE_INDEX, Batch, DataConfig, DataError, ImageConfig, Loader
 from mindvl_data.collate import collate
 from mindvl_data.images import cut_patches
-from mindvl_data.preprocessing import WITHOUT_MODEL
+from mindvl_data.preprocessing import WITHOUT_MODEL, Preprocessing
 from mindvl_data.types import PackedSample, SampleReference, TokenizedSample
 
 IMAGE, VIDEO = 5, 6
@@ -58,7 +58,9 @@ SAMPLES = (
 )
 
 
-def packed(samples: Sequence[TokenizedSample], *, pad_multiple: int = 37, kind: Any = "mrope") -> Batch:
+def packed(
+    samples: Sequence[TokenizedSample], *, pad_multiple: int = 37, kind: Any = "mrope", patch_dim: int = 588
+) -> Batch:
     references = tuple(
         SampleReference(
             source="s", epoch=0, shard="0.tar", sample_index=number, key=str(number), length=len(sample.input_ids)
@@ -67,7 +69,7 @@ def packed(samples: Sequence[TokenizedSample], *, pad_multiple: int = 37, kind: 
     )
     return collate(
         PackedSample(samples=tuple(samples), references=references), step=1, position_kind=kind, pad_id=0,
-        image_pad_id=IMAGE, video_pad_id=VIDEO, pad_multiple=pad_multiple, patch_dim=588, spatial_merge_size=2,
+        image_pad_id=IMAGE, video_pad_id=VIDEO, pad_multiple=pad_multiple, patch_dim=patch_dim, spatial_merge_size=2,
     )  # fmt: skip
 
 
@@ -137,6 +139,50 @@ def test_samples_of_a_pack_do_not_see_each_other_whatever_the_cache_is_set_to(mo
     length = len(SAMPLES[1].input_ids)
     tails = [model(**pack.to_transformers()).logits[0, -length:] for pack in (first, other)]
     torch.testing.assert_close(*tails, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_of_a_pack_is_that_of_a_model_with_other_patches_and_normalization() -> None:
+    """Qwen3-VL: patches of 16 x 16, mean and deviation 0.5, features of inner layers added in the language model."""
+    torch.manual_seed(0)
+    vision = {"depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32}
+    vision |= {"num_position_embeddings": 49, "deepstack_visual_indexes": [0]}
+    text = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    text |= {
+        "intermediate_size": 40,
+        "vocab_size": 400,
+        "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+    }
+    tokens = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 3, "vision_end_token_id": 4}
+    model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=vision, text_config=text, **tokens))
+    pixels = np.random.default_rng(0).integers(0, 256, (24 + 16 + 16, 768), np.uint8)
+    samples = [
+        replace(tokenized(0, images=[(1, 6, 4)]), pixel_values=pixels[:24]),
+        replace(tokenized(1), pixel_values=pixels[:0]),
+        replace(tokenized(2, images=[(1, 2, 8), (1, 4, 4)]), pixel_values=pixels[24:]),
+    ]
+    losses, start = [], 0
+    for sample in samples:
+        ids, count = torch.from_numpy(sample.input_ids)[None], len(sample.pixel_values)
+        patches = (torch.from_numpy(pixels[start : start + count]).view(-1, 3, 1, 256) / 255 - 0.5) / 0.5
+        media = {"pixel_values": patches.repeat(1, 1, 2, 1).flatten(1)} if count else {}
+        media |= {"image_grid_thw": torch.from_numpy(sample.image_grid_thw)} if count else {}
+        logits = model(input_ids=ids, mm_token_type_ids=ids.eq(IMAGE).int(), **media).logits[0]
+        labels = torch.from_numpy(sample.labels)
+        losses.append(F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum"))
+        start += count
+    pack = packed(samples, kind="mrope_frames", patch_dim=768)
+    half = (0.5, 0.5, 0.5)
+    inputs = pack.to_transformers(
+        position_kind="mrope_frames", model=Preprocessing(patch_size=16, image_mean=half, image_std=half)
+    )
+    expected = torch.stack(losses).sum().item() / pack.num_loss_tokens
+    assert model(**inputs).loss.item() == pytest.approx(expected, rel=TOLERANCE)
 
 
 def test_pixels_are_those_of_the_published_processor() -> None:

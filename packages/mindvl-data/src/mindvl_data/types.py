@@ -207,8 +207,9 @@ class Batch:
         Args:
             num_loss_tokens: Divisor of the summed loss: the loss tokens of all packs of the optimizer step over all
                 ranks, so that the losses of the packs sum to the mean. None: the loss tokens of this pack.
-            position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL (position_ids [4, 1, T]), "rope" for models that count
-                tokens, such as an exported MindVL model (position_ids [1, T]). The loader must use the same kind.
+            position_kind: "mrope" for Qwen2-VL and Qwen2.5-VL, "mrope_frames" for Qwen3-VL (position_ids [4, 1, T]),
+                "rope" for models that count tokens, such as an exported MindVL model (position_ids [1, T]). The loader
+                must use the same kind.
             model: Preprocessing of the model; default: Qwen2.5-VL's.
 
         Returns:
