@@ -14,7 +14,7 @@ import torch
 
 from mindvl_data import DataConfig, PackingConfig, SourceConfig
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
-from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.testing.tiny import smallest_qwen3_moe
 from mindvl_train import ModelSection, RunConfig, ScheduleConfig, TrainError
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.classes import rank_classes
@@ -28,7 +28,7 @@ from mindvl_train.resolved_run import resolve_run
 pytestmark = pytest.mark.slow
 
 PACK = Pack(segments=(40, 24), grids=((1, 4, 4), (1, 4, 8)))
-MODEL = smallest_config()
+MODEL = smallest_qwen3_moe()
 CONFIG = RunConfig(
     phase="sft",
     out=Path("run"),
@@ -38,12 +38,39 @@ CONFIG = RunConfig(
     model=ModelSection(vision=MODEL.vision, language=MODEL.language),
     schedule=ScheduleConfig(steps=1, peak_lr=1e-4),
     global_batch_size=4,
-    parallel=ParallelConfig(tp_size=2, pp_size=2),
+    parallel=ParallelConfig(tp_size=2, pp_size=2, ep_size=2),
 )
 
 
-def job(rank, config=CONFIG, device="cpu"):
-    return job_of(config, recipe="small", device=device, world_size=4, rank=rank, steps=1, pack=PACK)
+MORE_EXPERTS = ModelSection(
+    vision=MODEL.vision,
+    language=replace(MODEL.language, experts=replace(MODEL.language.experts, num_experts=16)),
+)
+# Replaces what a module sends in the process of a rank; Python imports it before anything else.
+SKIPS_ALL_REDUCE = """
+import importlib.abc, importlib.util, sys
+
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "mindvl_train.step_totals":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            module.dist = type("Silent", (), {"all_reduce": staticmethod(lambda totals: None)})
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Plant())
+"""
+
+
+def job(rank, config=CONFIG, device="cpu", pack=PACK):
+    return job_of(config, recipe="small", device=device, world_size=4, rank=rank, steps=1, pack=pack)
 
 
 def rehearsed(jobs, place):
@@ -52,7 +79,7 @@ def rehearsed(jobs, place):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """All four ranks: two tensor-parallel ranks on each of two pipeline stages."""
+    """All four ranks: two ranks, tensor- and expert-parallel, on each of two pipeline stages."""
     return {
         record.rank: record for record in rehearsed([job(rank) for rank in range(4)], tmp_path_factory.mktemp("logs"))
     }
@@ -91,6 +118,37 @@ def test_a_rank_that_recomputes_layers_is_found_at_its_first_additional_message(
     found = find_mismatches(World({0: records[0], 1: planted}, classes))
     assert any("TENSOR_MODEL_PARALLEL_GROUP of ranks 0, 1" in each.group for each in found)
     assert all(".py:" in str(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes", "pack", "reason"),
+    [
+        (1, {"global_batch_size": 8}, PACK, "number of messages"),
+        (1, {"trainable": ("projector", "language")}, PACK, None),
+        (3, {"precision": "bf16"}, PACK, "data type"),
+        (2, {}, Pack(segments=(40, 32), grids=((1, 4, 4), (1, 4, 8))), "shape"),
+        (1, {"model": MORE_EXPERTS}, PACK, "shape"),
+    ],
+    ids=["microbatches", "frozen-part", "precision", "pack", "experts"],
+)
+def test_a_rank_with_another_recipe_is_found_and_named(records, classes, rank, changes, pack, reason, tmp_path):
+    (planted,) = rehearsed([job(rank, replace(CONFIG, **changes), pack=pack)], tmp_path)
+    found = find_mismatches(World({**records, rank: planted}, classes))
+    assert found
+    assert all(rank in (side.rank for side in each.sides) and ".py:" in str(each) for each in found)
+    assert reason in (None, *(each.reason for each in found))
+
+
+def test_a_collective_that_the_code_of_one_rank_skips_is_named_with_its_line(records, classes, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SKIPS_ALL_REDUCE)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    )
+    (planted,) = rehearsed([job(2)], tmp_path)
+    found = find_mismatches(World({**records, 2: planted}, classes))
+    assert {tuple(side.rank for side in each.sides) for each in found} == {(0, 2), (1, 2), (2, 3)}
+    assert all("default_pg of ranks 0, 1, 2, 3" in str(each) for each in found)
+    assert all("of float32 [4] at mindvl_train/step_totals.py:" in str(each) for each in found)
 
 
 def test_a_skipped_all_reduce_is_found(records, classes):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -59,6 +60,9 @@ def replaced(job: Job, rank: Rank) -> Iterator[None]:
         put(nn.Module, "_apply", _apply_anew)
         put(torch, "tensor", _tensor_of_scalars(torch.tensor, rank))
         put(FakeTensor, "tolist", lambda value: rank.device_mode.tolist(value))
+        put(
+            FakeTensor, "numpy", lambda value: np.zeros(value.shape)
+        )  # on a CPU, where copies to the host are fake, too
         put(weights, "initialize", lambda *_, **__: None)
         put(weights, "_load_init", lambda *_: set())
         put(weights, "start_adapters", lambda *_: None)
