@@ -26,7 +26,7 @@ class Memory:
     optimizer: float  # master weights and two moments of this rank
     inputs: float  # one pack on the device; the others of the step are on the host
     activations: float  # stored for backward, of all packs in flight
-    temporary: float  # additional bytes at the peak
+    temporary: float  # additional bytes at the peak; of the start, if that is the peak
     base: float = 0.0  # context, communication buffers, fragmentation
     activations_by: dict[str, float] = field(default_factory=dict)  # activations of vision, decoder, experts, head ...
     host: float = 0.0  # offloaded activations in host memory at the peak, of all packs in flight; not in the total
@@ -109,7 +109,7 @@ class Ledger:
         parameters: float = setting.wide * (dense + experts + (trained + trained_experts if setting.lora else 0))
         if setting.lora is not None and setting.lora.base_bytes is not None:
             parameters -= (setting.wide - setting.lora.base_bytes) * sum(one.packed for one in counts)
-        return Memory(
+        found = Memory(
             parameters=parameters,
             gradients=4.0 * (trained + trained_experts),
             optimizer=state * (trained / copies + trained_experts / expert_copies),
@@ -120,6 +120,8 @@ class Ledger:
             activations_by=kinds,
             host=host,
         )
+        start = base + parameters + _start_bytes(counts, setting.wide)
+        return replace(found, temporary=temporary + max(0.0, start - found.total))
 
     def counts(self, chunk: Chunk) -> Counts:
         """Numbers of parameters of a chunk on one rank."""
@@ -193,6 +195,19 @@ class Ledger:
                 host=sum(count * block.kept for block, count in offloaded_layers(chunk, recompute)),
             )
         return self._stretches[key]
+
+
+def _start_bytes(counts: Iterable[Counts], wide: int) -> float:
+    """Most bytes above the weights while megatron-core makes the buffers of each chunk, before the optimizer exists.
+
+    Trained weights are copied to a buffer once gradients have theirs, first those of all layers but routed experts.
+    """
+    gradients = most = 0.0
+    for one in counts:
+        for trained in (one.trained_dense, one.trained_experts):
+            gradients += 4.0 * trained
+            most = max(most, gradients + wide * trained)
+    return most
 
 
 def stretch_of(runs: Iterable[Run]) -> Stretch:
