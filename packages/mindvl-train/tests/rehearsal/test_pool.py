@@ -124,7 +124,7 @@ def test_a_rank_that_recomputes_layers_is_found_at_its_first_additional_message(
     ("rank", "changes", "pack", "reason"),
     [
         (1, {"global_batch_size": 8}, PACK, "number of messages"),
-        (1, {"trainable": ("projector", "language")}, PACK, None),
+        (3, {"trainable": ("vision", "projector")}, PACK, None),
         (3, {"precision": "bf16"}, PACK, "data type"),
         (2, {}, Pack(segments=(40, 32), grids=((1, 4, 4), (1, 4, 8))), "shape"),
         (1, {"model": MORE_EXPERTS}, PACK, "shape"),
@@ -148,7 +148,7 @@ def test_a_collective_that_the_code_of_one_rank_skips_is_named_with_its_line(rec
     found = find_mismatches(World({**records, 2: planted}, classes))
     assert {tuple(side.rank for side in each.sides) for each in found} == {(0, 2), (1, 2), (2, 3)}
     assert all("default_pg of ranks 0, 1, 2, 3" in str(each) for each in found)
-    assert all("of float32 [4] at mindvl_train/step_totals.py:" in str(each) for each in found)
+    assert all("all_reduce of float32 [5] at mindvl_train/step_totals.py:" in str(each) for each in found)
 
 
 def test_a_skipped_all_reduce_is_found(records, classes):
