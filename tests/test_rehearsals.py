@@ -32,10 +32,11 @@ def document(peak_bytes: float, *reasons: str) -> dict[str, Any]:
     return {"commit": "1234567", "reasons": list(reasons), "ranks": [figures]}
 
 
-def test_every_stage_of_both_models_is_a_job_on_every_number_of_devices(session: ModuleType) -> None:
+def test_every_stage_of_the_published_recipes_is_a_job_on_every_number_of_devices(session: ModuleType) -> None:
     stages = ("warmup", "multitask", "sft-2048", "sft-4096", "sft-8192")
     wanted = {f"mindvl-8b {stage} on {count}" for stage in (*stages, "pretrain") for count in (16, 32, 64, 128)}
     wanted |= {f"mindvl-671b-a37b {stage} on {count}" for stage in stages for count in (512, 1024)}
+    wanted |= {"qwen3-vl-4b sft on 64", "qwen3-vl-30b-a3b sft on 64"}
     assert {job.name for job in session.jobs()} == wanted
     assert sum("optimizer.offload=true" in job.arguments for job in session.jobs()) == 2
 

@@ -32,6 +32,8 @@ PAGE = ROOT / "docs" / "design" / "evidence" / "rehearsal.md"
 DEVICE = "910b2"
 # Pipeline files with all training stages of a model, and the numbers of devices that its recipes name.
 PIPELINES = {"mindvl-8b/pipeline-4phase.yaml": (16, 32, 64, 128), "mindvl-671b-a37b/pipeline.yaml": (512, 1024)}
+# Recipes of one training stage, and the numbers of devices that they name.
+RECIPES = {"qwen3-vl-4b/sft.yaml": (64,), "qwen3-vl-30b-a3b/sft.yaml": (64,)}
 # These jobs fit with the moments in host memory, as the recipes say.
 OFFLOADED = {("mindvl-671b-a37b multitask", 512), ("mindvl-671b-a37b sft-8192", 512)}
 MAX_DIFFERENCE = 0.03  # between rehearsed and estimated peak
@@ -118,6 +120,9 @@ def jobs() -> list[Job]:
             for count in counts:
                 more = ("optimizer.offload=true",) if (name, count) in OFFLOADED else ()
                 found.append(Job(name, count, (*arguments, *more)))
+    for recipe, numbers in RECIPES.items():
+        path = Path("recipes") / recipe
+        found += [Job(f"{path.parent.name} {path.stem}", count, (str(path),)) for count in numbers]
     return found
 
 

@@ -7,8 +7,9 @@ from mindvl_model import named_config
 from mindvl_model.adapters import LoRAConfig
 from mindvl_model.adapters.sizes import adapter_parameters
 from mindvl_model.counts import count_parameters
+from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.devices import find_device
-from mindvl_train.layout_search import Machine, Request, search
+from mindvl_train.layout_search import Machine, Request, evaluate, search
 
 MODEL = named_config("mindvl-8b")
 
@@ -58,3 +59,23 @@ def test_a_step_with_adapters_is_faster_than_one_that_computes_gradients_of_weig
         (best, *_) = search(task).candidates
         times.append(best.time.matmul)
     assert 0.5 < times[1] / times[0] < 0.8  # forward and one of two backward products
+
+
+def test_peaks_with_dropout_are_those_of_a_rehearsal() -> None:
+    """recipes/mindvl-8b/sft.yaml with adapters on 16 910B2: 21.61 and 16.44 GB of tensors by `mindvl rehearse`."""
+    device = find_device("910b2")
+    assert device is not None
+    task = Request(
+        model=MODEL,
+        machine=Machine(device=device, num_devices=16),
+        max_pixels=4096 * 28 * 28,
+        max_patches=16384,
+        global_batch_size=32,
+        lora=LoRAConfig(rank=16, dropout=0.05),
+    ).task()
+    parallel = ParallelConfig(pp_size=2, virtual_stages=4, stage_layers=(4, 6, 4, 5, 4, 5, 3, 5))
+    found = evaluate(task, parallel, RecomputeConfig(kind="full")).memory
+    assert [memory.total - memory.base for memory in found] == [
+        pytest.approx(21.61e9, rel=0.03),
+        pytest.approx(16.44e9, rel=0.03),
+    ]

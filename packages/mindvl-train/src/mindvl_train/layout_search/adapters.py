@@ -16,7 +16,7 @@ from mindvl_model.adapters.targets import Target, find_targets
 from mindvl_train.layout_search.blocks import Block, Setting
 
 _OUTPUTS = 3.0  # outputs of the widest layer at the same time: of the weight, of the adapter, and their sum
-_MASK_BYTES = 24  # per masked value: two int64 values of the hash, and one of the comparison with its inputs
+_MASK_BYTES = 16  # per masked value: two int64 values of the hash
 
 
 class Adapters:
