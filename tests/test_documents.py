@@ -122,6 +122,11 @@ def test_every_nox_session_shown_exists(root: Path, documents: dict[Path, str]) 
             assert name in sessions, f"{path} names the nox session {name!r}; there are {sorted(sessions)}"
 
 
+def test_no_document_has_marks_of_a_merge_conflict(documents: dict[Path, str]) -> None:
+    marks = re.compile(r"^(?:<{7} |>{7} |={7}$)", re.MULTILINE)
+    assert [str(path) for path, text in documents.items() if marks.search(text)] == []
+
+
 def test_every_relative_link_leads_somewhere(root: Path, documents: dict[Path, str]) -> None:
     wrong = []
     for path, text in documents.items():
