@@ -14,6 +14,7 @@ from mindvl_data.curation.extras import require
 _NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?|[-+]?\.\d+")
 _COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:gray", "tab:cyan")
 _MAX_LABEL = 40
+_Curve = tuple[str, str, Sequence[float]]  # name, color, values
 
 
 def chart_series(texts: Sequence[Sequence[str]]) -> list[list[float]] | None:
@@ -65,8 +66,14 @@ def _drawn(
     figure = figure_module.Figure(figsize=size, dpi=chance.choice((80, 96, 110)), layout="constrained")
     axes = figure.subplots()
     colors = chance.sample(_COLORS, len(_COLORS))
-    draw = {"bar": _bars, "barh": _bars, "line": _lines, "pie": _pie}[kind]
-    draw(axes, kind, labels, names, series, colors, chance)
+    curves = [(names[index], colors[index], values) for index, values in enumerate(series)]
+    if kind == "line":
+        _lines(axes, labels, curves, chance)
+    elif kind == "pie":
+        shown = [f"{label} ({value:g})" for label, value in zip(labels, series[0], strict=True)]
+        axes.pie(series[0], labels=shown, colors=colors, startangle=chance.randint(0, 359))
+    else:
+        _bars(axes, kind, labels, curves)
     if title:
         axes.set_title(title[:100])
     if len(series) > 1:
@@ -78,37 +85,20 @@ def _drawn(
     return plain.getvalue()
 
 
-def _bars(
-    axes: Any,
-    kind: str,
-    labels: Sequence[str],
-    names: Sequence[str],
-    series: Sequence[Sequence[float]],
-    colors: Sequence[str],
-    chance: random.Random,
-) -> None:
-    wide = 0.8 / len(series)
+def _bars(axes: Any, kind: str, labels: Sequence[str], curves: Sequence[_Curve]) -> None:
+    wide = 0.8 / len(curves)
     draw = axes.bar if kind == "bar" else axes.barh
-    for index, values in enumerate(series):
-        places = [place + (index - (len(series) - 1) / 2) * wide for place in range(len(labels))]
-        bars = draw(places, values, wide, label=names[index], color=colors[index])
-        axes.bar_label(bars, fmt="{:g}", fontsize=8)
+    for index, (name, color, values) in enumerate(curves):
+        places = [place + (index - (len(curves) - 1) / 2) * wide for place in range(len(labels))]
+        axes.bar_label(draw(places, values, wide, label=name, color=color), fmt="{:g}", fontsize=8)
     ticks = axes.set_xticks if kind == "bar" else axes.set_yticks
     rotation = 30 if kind == "bar" and max(map(len, labels)) > 6 else 0
     ticks(range(len(labels)), labels, rotation=rotation)
 
 
-def _lines(
-    axes: Any,
-    kind: str,
-    labels: Sequence[str],
-    names: Sequence[str],
-    series: Sequence[Sequence[float]],
-    colors: Sequence[str],
-    chance: random.Random,
-) -> None:
-    for index, values in enumerate(series):
-        axes.plot(range(len(labels)), values, marker=chance.choice("os^D"), label=names[index], color=colors[index])
+def _lines(axes: Any, labels: Sequence[str], curves: Sequence[_Curve], chance: random.Random) -> None:
+    for name, color, values in curves:
+        axes.plot(range(len(labels)), values, marker=chance.choice("os^D"), label=name, color=color)
         for place, value in enumerate(values):
             axes.annotate(
                 f"{value:g}", (place, value), textcoords="offset points", xytext=(0, 5), fontsize=8, ha="center"
@@ -116,16 +106,3 @@ def _lines(
     axes.set_xticks(range(len(labels)), labels, rotation=30 if max(map(len, labels)) > 6 else 0)
     if chance.random() < 0.5:
         axes.grid(alpha=0.3)
-
-
-def _pie(
-    axes: Any,
-    kind: str,
-    labels: Sequence[str],
-    names: Sequence[str],
-    series: Sequence[Sequence[float]],
-    colors: Sequence[str],
-    chance: random.Random,
-) -> None:
-    shown = [f"{label} ({value:g})" for label, value in zip(labels, series[0], strict=True)]
-    axes.pie(series[0], labels=shown, colors=colors, startangle=chance.randint(0, 359))
