@@ -295,6 +295,11 @@ def test_no_file_names_a_registry_or_a_place_on_one_machine(root: Path, workspac
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_conflict_of_a_merge_is_left(root: Path, workspace_files: list[Path]) -> None:
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert [str(path) for path, text in _texts(root, workspace_files) if marks.search(text)] == []
+
+
 def test_nothing_is_left_as_a_stub(root: Path, workspace_files: list[Path]) -> None:
     wrong = []
     for path in _sources(workspace_files):
