@@ -32,6 +32,10 @@ def _turns(question: str, answer: str, *, parts: bool = True) -> dict[str, Any]:
     return {"messages": [{"role": USER, "content": content}, {"role": ASSISTANT, "content": reply}]}
 
 
+def _talk(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
 _CAPTION = {"content": [{"type": "image"}, "A red square."]}
 _QA = {"image": "1.png", "question": ASKED, "answer": "4071"}
 
@@ -41,16 +45,7 @@ DATA: tuple[DataExample, ...] = (
         format="llava",
         reason="the first record has `conversations`",
         files={
-            "data.json": [
-                {
-                    "id": "a1",
-                    "image": "1.png",
-                    "conversations": [
-                        {"from": "human", "value": f"<image>{ASKED}"},
-                        {"from": "gpt", "value": "4071"},
-                    ],
-                }
-            ],
+            "data.json": [{"id": "a1", "image": "1.png", "conversations": _talk(f"<image>{ASKED}", "4071")}],
             "1.png": IMAGE,
         },
         source="data.json",
@@ -64,10 +59,7 @@ DATA: tuple[DataExample, ...] = (
             "data.jsonl": [
                 {
                     "image": "1.png",
-                    "conversations": [
-                        {"from": "human", "value": "<image>Where is it?"},
-                        {"from": "gpt", "value": "<box:0>"},
-                    ],
+                    "conversations": _talk("<image>Where is it?", "<box:0>"),
                     "boxes": [[4, 8, 20, 24]],
                 }
             ],

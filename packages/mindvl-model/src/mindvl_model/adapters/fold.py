@@ -5,7 +5,6 @@ Comes after training, for engines and merges that read plain weights. The result
 DoRA if there are some, computed in fp32 and rounded to the data type of W.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from mindvl_model.adapters.peft_directory import PeftDirectory
 from mindvl_model.adapters.targets import Target, find_targets
 from mindvl_model.errors import WeightError
 from mindvl_model.hf.directory_config import config_from_directory
-from mindvl_model.weights.directory import WeightDirectory, sync_directory, write_weights
+from mindvl_model.weights.directory import WeightDirectory, new_directory, write_weights
 from mindvl_model.weights.names import canonical_name
 
 
@@ -69,22 +68,10 @@ def fold_adapter(
             yield name, tensor
             progress(done + 1, len(names))
 
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with new_directory(out) as written:
         with torch.no_grad():
-            write_weights(unfinished, tensors(), shard_bytes)
+            write_weights(written, tensors(), shard_bytes)
         for file in base.iterdir():
             if file.is_file() and ".safetensors" not in file.name:
-                shutil.copyfile(file, unfinished / file.name)
-        sync_directory(unfinished)
-        os.replace(unfinished, out)
-    except OSError as error:
-        what = error.strerror or str(error)[:300]
-        raise WeightError(
-            f"{out}: cannot be written ({what}). Free disk space, or choose another directory."
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.copyfile(file, written / file.name)
     return len(changes)

@@ -8,8 +8,6 @@ here, are written as one adapter of twice the rank, block by block.
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from mindvl_model.adapters.targets import Target, find_targets, published_layers
 from mindvl_model.config import MindVLConfig
 from mindvl_model.errors import WeightError
 from mindvl_model.parameters import Part
-from mindvl_model.weights.directory import as_dtype, sync_directory
+from mindvl_model.weights.directory import as_dtype, new_directory
 
 _EXPERTS_PATTERN = r"mlp\.experts\.gate_up_proj"
 _NOT_LINEAR = ("model.visual.patch_embed.proj", "model.language_model.embed_tokens", "lm_head")
@@ -66,23 +64,11 @@ def write_peft_directory(
     if out.exists():
         raise WeightError(f"{out}: already exists. Choose a new directory, or remove it first.")
     targets = find_targets(config, lora, parts)
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with new_directory(out) as directory:
         tensors = {name: as_dtype(tensor, dtype).cpu() for name, tensor in _peft_tensors(targets, lora, read)}
-        save_file(tensors, unfinished / WEIGHTS, {"format": "pt"})
+        save_file(tensors, directory / WEIGHTS, {"format": "pt"})
         document = _adapter_config(config, lora, targets, base)
-        (unfinished / CONFIG).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-        sync_directory(unfinished)
-        os.replace(unfinished, out)
-    except OSError as error:
-        what = error.strerror or str(error)[:300]
-        raise WeightError(
-            f"{out}: cannot be written ({what}). Free disk space, or choose another directory."
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        (directory / CONFIG).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
 def _peft_tensors(targets: dict[str, Target], lora: LoRAConfig, read: Read) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,6 @@ written as its directory, which other tools support; any other combination needs
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ from mindvl_model.hf.config_json import hf_config
 from mindvl_model.hf.processor_files import ProcessorSettings, write_mindvl_processor, write_published_processor
 from mindvl_model.hf.whole_models import WHOLE_MODELS
 from mindvl_model.parameters import named_tensors
-from mindvl_model.weights.directory import as_dtype, sync_directory, write_weights
+from mindvl_model.weights.directory import as_dtype, new_directory, write_weights
 from mindvl_model.weights.names import published_name, weight_rules
 from mindvl_model.weights.sharding import split
 
@@ -85,7 +84,6 @@ def write_hf_directory(
     if not (tokenizer / "tokenizer_config.json").is_file():
         raise ModelError(f"{tokenizer}: contains no tokenizer. Set --tokenizer to the tokenizer directory of the run.")
     document = hf_config(config, dtype or stored)
-    unfinished = out.with_name(f"{out.name}.unfinished")
 
     def tensors() -> Iterable[tuple[str, Tensor]]:
         whole = WHOLE_MODELS.get(document["model_type"])
@@ -97,21 +95,9 @@ def write_hf_directory(
                 yield published_name(name) if published else name, as_dtype(tensor, target)
             progress(done + 1, len(rules))
 
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        write_weights(unfinished, tensors(), shard_bytes)
-        _write_documents(unfinished, document, config, tokenizer, processor)
-        sync_directory(unfinished)
-        os.replace(unfinished, out)
-    except Exception as error:
-        # The tokenizer is saved by a library in Rust, which reports a full disk as "Exception: ... (os error 28)".
-        if not isinstance(error, OSError) and "(os error " not in str(error):
-            raise
-        what = getattr(error, "strerror", None) or str(error)[:300]
-        raise ModelError(f"{out}: cannot be written ({what}). Free disk space, or choose another directory.") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with new_directory(out) as directory:
+        write_weights(directory, tensors(), shard_bytes)
+        _write_documents(directory, document, config, tokenizer, processor)
 
 
 def _write_documents(

@@ -7,6 +7,9 @@ model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are deq
 
 import math
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from mindvl_model.weights.json_file import MAX_JSON_BYTES, parse_json, read_json
 from mindvl_model.weights.sharding import Block, Rows
 from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 
-__all__ = ["StoredTensor", "WeightDirectory", "as_dtype", "sync_directory", "write_weights"]
+__all__ = ["StoredTensor", "WeightDirectory", "as_dtype", "new_directory", "write_weights"]
 
 MAX_DIMENSIONS = 32  # per tensor
 
@@ -272,12 +275,33 @@ def _check_inside(directory: Path, file: Path) -> None:
         raise WeightError(f"{file}: not a regular file. Download the directory again.")
 
 
-def sync_directory(directory: Path) -> None:
-    """Flush every file of a directory to disk (fsync), before the directory is renamed into place."""
-    for path in [*directory.iterdir(), directory]:
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill under a temporary name; at the end of the block it is flushed to disk and becomes `out`.
+
+    Raises:
+        WeightError: It cannot be written.
+    """
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in [*unfinished.iterdir(), unfinished]:
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        os.replace(unfinished, out)
+    except Exception as error:
+        # The tokenizer is saved by a library in Rust, which reports a full disk as "Exception: ... (os error 28)".
+        if not isinstance(error, OSError) and "(os error " not in str(error):
+            raise
+        what = getattr(error, "strerror", None) or str(error)[:300]
+        raise WeightError(
+            f"{out}: cannot be written ({what}). Free disk space, or choose another directory."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

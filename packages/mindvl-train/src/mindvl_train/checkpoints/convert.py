@@ -6,8 +6,6 @@ without a source are initialized randomly, as in training.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from mindvl_model.hf.image_processor import image_processor, pixel_limits
 from mindvl_model.hf.load import DirectorySource, LoadReport
 from mindvl_model.hf.processor_files import read_video_settings
 from mindvl_model.parameters import PARTS, Part, initialize_parameter
+from mindvl_model.weights.directory import new_directory
 from mindvl_model.weights.rules import WeightRule
 from mindvl_model.weights.sharding import Share, split_kind
 
@@ -104,8 +103,6 @@ def convert_to_checkpoint(
     given = source.directories()
     directories = {path: DirectorySource(path, config, parts, seed=seed) for path, parts in given.items()}
     precision = dtype or _precision(directories)
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     with single_process():
         stored = stored_parameters(config, DTYPES[precision])
         from_directory = {rule.param_name: (rule, each) for each in directories.values() for rule in each.rules}
@@ -129,18 +126,10 @@ def convert_to_checkpoint(
             "run": {"precision": precision, "seed": seed, "data": _data(source, tokenizer, config)},
             "parents": [str(path) for path in directories],
         }
-        try:
+        with new_directory(out) as written:
             save_weights(
-                unfinished / "checkpoints", described, lambda out: write_tensors(out, stored, tensors(), file_bytes)
+                written / "checkpoints", described, lambda to: write_tensors(to, stored, tensors(), file_bytes)
             )
-            os.replace(unfinished, out)
-        except OSError as error:
-            what = error.strerror or str(error)[:300]
-            raise WeightError(
-                f"{out}: cannot be written ({what}). Free disk space, or use another directory."
-            ) from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
     return ConvertReport(
         checkpoint=newest_checkpoint(out),
         precision=precision,
