@@ -92,13 +92,17 @@ def test_all_values_can_be_written_as_json(make_config: MakeConfig) -> None:
 
 
 def test_the_expected_imbalance_falls_with_a_group_as_wide_as_the_ranks(make_config: MakeConfig) -> None:
-    narrow, wide = expected_imbalance(make_config(), num_packs=32, global_batch_size=128, dp_size=16, widths=(2, 16))
+    narrow, wide, long = expected_imbalance(
+        make_config(), num_packs=32, global_batch_size=128, dp_size=16, settings=((2, 4), (16, 4), (16, 16))
+    )
     assert narrow is not None
     assert wide is not None
+    assert long is not None
     assert narrow[0] > 0.02 > wide[0] > 0
+    assert long[1] < wide[1] / 2  # groups of a longer window hold packs that are more similar
     assert wide[1] >= wide[0]
 
 
 def test_data_without_images_have_no_imbalance(make_config: MakeConfig) -> None:
     text = make_config(text_share=1.0)
-    assert expected_imbalance(text, num_packs=8, global_batch_size=16, dp_size=4, widths=(1,)) == [None]
+    assert expected_imbalance(text, num_packs=8, global_batch_size=16, dp_size=4, settings=((1, 4),)) == [None]

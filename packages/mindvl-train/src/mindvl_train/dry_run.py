@@ -29,6 +29,7 @@ from mindvl_train.resolved_run import ResolvedRun, capacity_warning, min_process
 from mindvl_train.validation.overlap import validation_facts
 
 _MAX_TOKENS = 1 << 21  # of the first step; packing them takes seconds
+_LONG_WINDOW = 16  # optimizer steps of the balance window that a warning proposes where 4 are not enough
 
 if TYPE_CHECKING:
     from mindvl_train.layout_search.blocks import Kernels
@@ -382,18 +383,17 @@ def _narrow_balance(run: ResolvedRun) -> Iterator[str]:
         return
     from mindvl_data.order.stats import expected_imbalance
 
-    now, then = expected_imbalance(
-        run.config.data,
-        num_packs=max(1, min(run.config.global_batch_size, _MAX_TOKENS // packing.seq_length)),
-        global_batch_size=run.config.global_batch_size,
-        dp_size=dp_size,
-        widths=(packing.balance_width, dp_size),
-    )
-    if now is None or then is None:
+    steps, packs = packing.balance_steps, run.config.global_batch_size
+    settings = ((packing.balance_width, steps), (dp_size, steps), (dp_size, max(steps, _LONG_WINDOW)))
+    sizes = {"num_packs": max(1, min(packs, _MAX_TOKENS // packing.seq_length)), "global_batch_size": packs}
+    now, wide, long = expected_imbalance(run.config.data, **sizes, dp_size=dp_size, settings=settings)
+    if now is None or wide is None or long is None:
         return
+    is_long = wide[0] > 0.01 and long[0] < wide[0] / 2
+    setting = f"balance_width={dp_size}" + (f" and balance_steps={_LONG_WINDOW}" if is_long else "")
     yield (
         f"data.packing.balance_width: {packing.balance_width} is less than the data-parallel size {dp_size}: the rank with "
-        f"the most images has {now[0]:.1%} more of them than the average rank in a step, with {dp_size} it would have "
-        f"{then[0]:.1%} (estimated from the first packed sequences). Set data.packing.balance_width={dp_size} in a new "
-        "run; it changes the data order."
+        f"the most images has {now[0]:.1%} more of them than the average rank in a step, with {setting} it would have "
+        f"{(long if is_long else wide)[0]:.1%} (estimated from the first packed sequences). Set data.packing.{setting} in a "
+        "new run; it changes the data order."
     )

@@ -156,6 +156,13 @@ class _Pack:
         self.free_patches = max(0, self.free_patches - patches)  # the first sample can exceed the limit
         self.wanted_patches -= patches
 
+    def take_all(self, numbers: NDArray[np.intp]) -> None:
+        """Take samples that fit together; the pack is not steered afterwards."""
+        self.chosen += numbers.tolist()
+        self.waiting[numbers] = False
+        self.free_tokens -= int(self.lengths[numbers].sum())
+        self.free_patches -= int(self.patches[numbers].sum())
+
     def fitting(self) -> NDArray[np.intp]:
         fits = (self.lengths <= self.free_tokens) & (self.patches <= self.free_patches) & self.waiting
         found: NDArray[np.intp] = fits.nonzero()[0]
@@ -201,8 +208,7 @@ class _Pack:
             if spare < 0 or self.loss(other.free_tokens, other.free_patches) < self.loss(free, spare):
                 vars(self).update(vars(other))
                 return
-        for number in chosen.tolist():
-            self.take(number)
+        self.take_all(chosen)
 
     def by_both_budgets(self, most_spare: int) -> "_Pack":
         """A copy that is steered until a few samples are missing and completed by tokens and patches together."""
@@ -211,8 +217,8 @@ class _Pack:
         other.steer(_LAST_SAMPLES * int(self.lengths.sum()) / len(self.lengths))
         candidates = other.fitting()[:_SUBSET_CANDIDATES]
         sizes = other.lengths[candidates], other.patches[candidates]
-        for number in best_subset(*sizes, tokens=other.free_tokens, limit=other.free_patches, spare=most_spare):
-            other.take(int(candidates[number]))
+        subset = best_subset(*sizes, tokens=other.free_tokens, limit=other.free_patches, spare=most_spare)
+        other.take_all(candidates[subset])
         return other
 
     def loss(self, free_tokens: int, free_patches: int) -> int:

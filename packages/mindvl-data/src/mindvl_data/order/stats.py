@@ -85,9 +85,9 @@ def order_stats(config: DataConfig, *, num_packs: int, dp_size: int = 8, microba
 
 
 def expected_imbalance(
-    config: DataConfig, *, num_packs: int, global_batch_size: int, dp_size: int, widths: Sequence[int]
+    config: DataConfig, *, num_packs: int, global_batch_size: int, dp_size: int, settings: Sequence[tuple[int, int]]
 ) -> list[tuple[float, float] | None]:
-    """(rank, lock-step) imbalance as in `order_stats` for each `packing.balance_width`, for steps of any size.
+    """(rank, lock-step) imbalance as in `order_stats` for pairs of `packing.balance_width` and `packing.balance_steps`.
 
     Only `num_packs` packs are built. The balance window of a whole step is filled with packs that are drawn from them
     with a fixed seed, so the result is an estimate. None where no pack has an image.
@@ -102,13 +102,13 @@ def expected_imbalance(
         files.close()
     packs = [pack for pack in step.packs if pack] if step is not None else []
     seen = np.array([sum(one.patches for one in pack) for pack in packs] or [0], np.int64)
-    count = config.packing.balance_steps * global_batch_size
-    loads = np.random.default_rng(0).choice(seen, count)
     found = []
-    for width in widths:
-        is_balanced = config.packing.balance_steps > 1
+    for width, steps in settings:
+        loads = np.random.default_rng(0).choice(seen, steps * global_batch_size)
         order = (
-            balance_order(loads, global_batch_size=global_batch_size, width=width) if is_balanced else np.arange(count)
+            balance_order(loads, global_batch_size=global_batch_size, width=width)
+            if steps > 1
+            else np.arange(len(loads))
         )
         rank, lockstep = _imbalance(loads[order].reshape(-1, global_batch_size), dp_size)
         found.append(None if rank is None or lockstep is None else (rank, lockstep))
