@@ -319,7 +319,7 @@ def _read_config(file: Path) -> dict[str, Any]:
             f"{file}: init_lora_weights={start!r:.100} changed the base model too. Save the adapter with PEFT as plain LoRA "
             f"(save_pretrained with path_initial_model_for_weight_conversion), or {_WITH_PEFT}."
         )
-    numbers = {"r": document.get("r"), "lora_alpha": document.get("lora_alpha")}
+    numbers: dict[str, Any] = {"r": document.get("r"), "lora_alpha": document.get("lora_alpha")}
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern, value in (document.get(key) or {}).items():
             numbers[f"{key}.{pattern:.100}"] = value

@@ -175,7 +175,7 @@ class LowRank(torch.nn.Module):
         by_layer[self._joined(list(places)).flatten().long()] = norms
         for index, own in enumerate(by_layer.split(self.local_outputs)):
             if index in self.target.chosen:
-                self.get_submodule(self.target.key(index)).M.copy_(own)  # type: ignore[operator, union-attr]
+                self.get_submodule(self.target.key(index)).M.copy_(own)  # type: ignore[operator]
 
     def _added(self, linear: Any, output: Tensor, hidden: Tensor, factors: _Joined) -> Tensor:
         """Add the adapters to an output of the layer; with DoRA, also multiply the sum by the trained norm of each row."""

@@ -81,7 +81,7 @@ def _keep_blocks(model: Any, target: Target, rank: int) -> None:
     B is [2 * out, ranks * E] with the experts side by side in each rank; gate_proj has the first half of the rows.
     """
     experts = model.get_submodule(experts_module(target))
-    inner = getattr(experts, "base_layer", None)
+    inner: Any = getattr(experts, "base_layer", None)
     weight = (inner if hasattr(inner, "lora_B") else experts).lora_B["default"].weight
     blocks = torch.zeros_like(weight).unflatten(0, (2, -1)).unflatten(2, (len(target.chosen), rank, -1))
     for position, index in enumerate(target.chosen):
