@@ -219,25 +219,26 @@ def test_a_killed_run_with_validation_stops_early_with_the_adapters_of_an_undist
             adapter=LORA,
             init=InitSection(model=base),
             validation=ValidationConfig(sources=held_out, every_steps=1, patience=4, min_delta=100.0),
-            checkpoints=CheckpointConfig(every_steps=2, keep_last=1),
+            checkpoints=CheckpointConfig(every_steps=2, keep_last=1, async_save=False),
         )
-    (tmp_path / "job").write_bytes(pickle.dumps((runs["killed"], 4)))
+    (tmp_path / "job").write_bytes(pickle.dumps((runs["killed"], 3)))
     done = subprocess.run([sys.executable, __file__, str(tmp_path / "job")], timeout=400, check=False)
     assert done.returncode == -signal.SIGKILL
     assert checkpoint_of(runs["killed"], 2).is_dir()
     ends = [run_training(config) for config in runs.values()]
-    assert [end.checkpoint.name for end in ends] == ["step-00000005"] * 2  # four validations after the best one
-    for config in runs.values():
-        held = {path.name for path in (config.out / "checkpoints").iterdir()}
-        assert held == {"best", "step-00000001", "step-00000005"}
-        assert (config.out / "checkpoints" / "best").resolve().name == "step-00000001"
+    assert [end.checkpoint.name for end in ends] == ["step-00000005"] * 2  # no decrease of 100 in four validations
     losses = []
     for config in runs.values():
         lines = map(json.loads, (config.out / "validation.jsonl").read_text().splitlines())
         losses.append([(line["step"], line["loss"]) for line in lines])
     assert losses[0] == losses[1]
     assert [step for step, _ in losses[0]] == [1, 2, 3, 4, 5]
-    for step in (1, 5):
+    best = min(losses[0], key=lambda one: one[1])[0]
+    for config in runs.values():
+        held = {path.name for path in (config.out / "checkpoints").iterdir()}
+        assert held == {"best", f"step-{best:08d}", "step-00000005"}
+        assert (config.out / "checkpoints" / "best").resolve().name == f"step-{best:08d}"
+    for step in {best, 5}:
         expected, found = (read_tensors(checkpoint_of(config, step)) for config in runs.values())
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[name], found[name]) for name in expected)
