@@ -191,7 +191,8 @@ class Predictor:
                 answer=self.cache.answers[key],
                 original=tuple(image_size(path, self.decoder) for path in question.item.images),
                 resized=self.sizes(question.item, question.min_pixels, question.max_pixels),
-                coordinates=self.coordinates,
+                # the processor has it, which cached answers to questions without images do not need
+                coordinates=self.coordinates if question.item.images else "absolute",
                 seconds=self.cache.seconds.get(key),
             )
             for key, question in zip(keys, questions, strict=True)
