@@ -113,7 +113,8 @@ def test_expert_messages_have_room_for_a_multiple_of_the_even_rows() -> None:
 
 
 def test_the_padding_of_expert_messages_is_a_number_of_whole_tokens() -> None:
-    experts = replace(named_config("mindvl-671b-a37b").language.experts, num_experts=8, experts_per_token=3)
+    published = named_config("mindvl-671b-a37b").language.experts
+    experts = replace(published, num_experts=8, experts_per_token=3, num_expert_groups=1, groups_per_token=1)
     for ep_size in (2, 4, 8):
         layout = ParallelConfig(ep_size=ep_size, expert_capacity_factor=1.3)
         for seq_length in range(1, 40):

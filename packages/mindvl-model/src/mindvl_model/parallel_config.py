@@ -159,9 +159,7 @@ class ExpertBlocks:
     """Rows of tokens that a rank sends to each expert-parallel rank in a message of fixed size."""
 
     rows: int
-    most_rows: (
-        int  # rows that are always enough: those of all tokens, with as many of their experts on one rank as possible
-    )
+    most_rows: int  # always enough: those of all tokens, with as many of their experts on one rank as possible
 
     @property
     def can_overflow(self) -> bool:
@@ -187,10 +185,8 @@ def expert_blocks(
     if experts is None or size == 1 or factor is None:
         return None
     assert seq_length is not None, "BuildConfig.seq_length is needed with an expert_capacity_factor"
-    chosen, tokens = (
-        experts.experts_per_token,
-        parallel.padded_length(seq_length) // (parallel.tp_size * parallel.cp_size),
-    )
+    chosen = experts.experts_per_token
+    tokens = parallel.padded_length(seq_length) // (parallel.tp_size * parallel.cp_size)
     most = tokens * min(chosen, experts.num_experts // size)
     rows = min(math.ceil(factor * even_rows(experts, parallel, seq_length)), most)
     # The padding of all blocks together is a number of whole tokens, each with rows for all of its experts.

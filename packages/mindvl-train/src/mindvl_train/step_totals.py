@@ -22,9 +22,7 @@ class StepTotals:
     grad_norm: float  # before clipping
     loss_sum: float
     num_loss_tokens: int
-    overflowed: (
-        bool  # whether rows of tokens did not fit into a message to their experts on a rank: the step is invalid
-    )
+    overflowed: bool  # whether rows did not fit into a message to their experts on a rank: the step is invalid
     stop: bool  # whether a rank requested to stop the run after this step
 
 
