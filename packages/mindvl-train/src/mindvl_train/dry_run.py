@@ -49,7 +49,7 @@ class StageCounts:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: (
-        int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks with the same weights
+        int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks of the same weights
     )
     activation_bytes: int  # peak of a step, estimated by the layout search, for the operators of `device`
     host_activation_bytes: int  # offloaded activations in host memory at the peak, estimated
