@@ -57,13 +57,13 @@ def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def registered(names: list[str]) -> list[bool]:
     """Whether the wheel registers these operators of PyTorch for its device."""
-    from mindvl_train.rehearsal.operators import is_on_npu
+    from mindvl_train.rehearsal.operators import is_on_device
 
     extension.torch_npu()
     found = []
     for name in names:
         packet, _, overload = name.partition(".")
-        found.append(is_on_npu(getattr(getattr(torch.ops.aten, packet), overload or "default")))
+        found.append(is_on_device(getattr(getattr(torch.ops.aten, packet), overload or "default"), "PrivateUse1"))
     return found
 
 
