@@ -54,3 +54,10 @@ def test_a_file_needs_an_existing_directory(tmp_path: Path) -> None:
 )
 def test_commands_that_write_one_file_ask_for_its_directory_first(command: click.Command) -> None:
     assert {option.name: option.type for option in command.params}["out"] in (OUT_FILE, PLOT_FILE)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_numbers_that_are_not_finite_are_refused(value: str) -> None:
+    done = CliRunner().invoke(plan, ["--device", "910b2", "--memory-gb", value])
+    assert done.exit_code == 2
+    assert f"must be a finite number, got {value}." in done.output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindvl_cli.commands.options import TRUST_REMOTE_CODE, count_option
+from mindvl_cli.commands.options import TRUST_REMOTE_CODE, FiniteRange, count_option
 from mindvl_cli.failures import CliError, is_ours, one_line
 from mindvl_cli.hub import MODEL_DIRECTORY
 
@@ -31,7 +31,7 @@ _COMMANDS = (
 )  # fmt: skip
 @count_option("--max-new-tokens", default=1024, help="Maximum answer length in tokens.")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    "--temperature", type=FiniteRange(min=0), default=0.0, show_default=True,
     help="Sampling temperature; 0 decodes greedily.",
 )  # fmt: skip
 @click.option(

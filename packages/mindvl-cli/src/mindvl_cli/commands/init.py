@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import OUT_FILE
+from mindvl_cli.commands.options import OUT_FILE, FiniteRange
 from mindvl_cli.failures import CliError
 from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.machine import num_cuda_devices, num_npu_devices
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--epochs",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=3.0,
     show_default=True,
     help="Passes over the data, which set the number of steps.",

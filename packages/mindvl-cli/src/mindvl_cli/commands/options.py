@@ -5,6 +5,7 @@ Used by the commands that write one file, and by those that run a model on bench
 search_resolution.py.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,17 @@ class _PlotFile(_OutFile):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         require("plots", f"{ctx.command_path if ctx else 'mindvl'} --out")
         return super().convert(value, param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers; click's own range accepts NaN, and infinity where a bound is open."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse NaN and infinity."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"must be a finite number, got {number}.", param, ctx)
+        return number
 
 
 class BenchmarkPath(click.Path):

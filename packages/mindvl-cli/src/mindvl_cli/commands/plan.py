@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mindvl_cli.commands.options import AS_JSON, OUT_FILE, OVERRIDES, count_option
+from mindvl_cli.commands.options import AS_JSON, OUT_FILE, OVERRIDES, FiniteRange, count_option
 from mindvl_cli.failures import CliError
 from mindvl_cli.whole_file import write_whole
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mindvl_train.layout_search.blocks import Kernels
 
 _PHASES = ("warmup", "multitask", "sft")
-_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+_ABOVE_ZERO = FiniteRange(min=0, min_open=True)
 
 
 @click.command(epilog="Example: mindvl plan mindvl-8b --device 910b2 --devices 64 --out planned.yaml")
@@ -45,7 +45,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     help="Maximum patches per packed sequence. [default: that of the recipe, or 1.25 x the mean patches per packed sequence]",
 )
 @click.option(
-    "--visual-share", type=click.FloatRange(0, 1), help="Visual tokens as a fraction of all tokens. [default: 0.48]"
+    "--visual-share", type=FiniteRange(0, 1), help="Visual tokens as a fraction of all tokens. [default: 0.48]"
 )
 @count_option("--global-batch-size", help="Packed sequences per optimizer step. [default: that of the recipe, or 1024]")
 @click.option(
@@ -77,7 +77,7 @@ _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--efficiency",
-    type=click.FloatRange(0.01, 1),
+    type=FiniteRange(0.01, 1),
     help="Matrix multiplication throughput as a share of the peak. [default: 0.58]",
 )
 @count_option("--top", default=10, help="Number of layouts to show.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE, FiniteRange
 from mindvl_cli.extras import require
 from mindvl_cli.machine import memory_bytes, num_cores
 from mindvl_cli.progress import progress
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--memory-gb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Memory per device in GB (10^9 bytes). [default: from the device table]",
 )
 @click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindvl_cli.commands.options import answering_options
+from mindvl_cli.commands.options import FiniteRange, answering_options
 from mindvl_cli.extras import require
 from mindvl_cli.hub import MODEL_DIRECTORY
 from mindvl_cli.progress import reported_progress
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Stop half of the pairs after each round of items, to need at most a third of the evaluations.",
 )  # fmt: skip
 @click.option(
-    "--report-share", type=click.FloatRange(min=0, max=1, max_open=True), default=0.0, show_default=True,
+    "--report-share", type=FiniteRange(min=0, max=1, max_open=True), default=0.0, show_default=True,
     help="Share of the items that are not used to choose a pair; the score of the chosen pair is reported on them.",
 )  # fmt: skip
 @click.option("--per-benchmark", is_flag=True, help="Also print the best pair of each task.")
