@@ -173,24 +173,27 @@ def test_a_model_trained_with_scaled_decoding_is_shown_the_same_pixels(tmp_path)
     assert 0 < difference < 4
 
 
-def test_the_processor_of_a_model_says_whether_training_scaled_jpegs(model_directory):
-    predictor = _predictor(model_directory)
-    assert not predictor.jpeg_scaling
-    (file,) = (f for f in map(model_directory.joinpath, _PROCESSOR_FILES) if f.is_file())
+def test_the_processor_of_a_model_says_whether_training_scaled_jpegs(model_directory, tmp_path):
+    directory = shutil.copytree(model_directory, tmp_path / "model")
+    assert not _predictor(directory).jpeg_scaling
+    (file,) = (f for f in map(directory.joinpath, _PROCESSOR_FILES) if f.is_file())
     document = json.loads(file.read_text())
     document.get("image_processor", document)["jpeg_scaling"] = True
     file.write_text(json.dumps(document))
-    assert _predictor(model_directory).jpeg_scaling
+    assert _predictor(directory).jpeg_scaling
 
 
-def test_the_unit_of_coordinates_is_that_of_the_encoder_or_of_the_processor(model_directory, qwen3_vl_directory):
+def test_the_unit_of_coordinates_is_that_of_the_encoder_or_of_the_processor(
+    model_directory, qwen3_vl_directory, tmp_path
+):
     assert _predictor(model_directory).coordinates == "absolute"
     assert _predictor(qwen3_vl_directory).coordinates == "relative"
-    (file,) = (f for f in map(model_directory.joinpath, _PROCESSOR_FILES) if f.is_file())
+    directory = shutil.copytree(model_directory, tmp_path / "model")
+    (file,) = (f for f in map(directory.joinpath, _PROCESSOR_FILES) if f.is_file())
     document = json.loads(file.read_text())
     document.get("image_processor", document)["coordinates"] = "relative"
     file.write_text(json.dumps(document))
-    assert _predictor(model_directory).coordinates == "relative"
+    assert _predictor(directory).coordinates == "relative"
 
 
 def test_a_damaged_image_is_named(tmp_path):
