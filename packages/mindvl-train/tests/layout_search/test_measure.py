@@ -15,15 +15,7 @@ from mindvl_model.families.deepseek_v3 import DeepSeekV3Preset
 from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, RunConfig, ScheduleConfig
-from mindvl_train.layout_search.measure import (
-    Job,
-    RandomBatch,
-    _CpuRecorder,
-    measure,
-    most_bytes,
-    predict,
-    spread_evenly,
-)
+from mindvl_train.layout_search.measure import Job, RandomBatch, measure, predict, spread_evenly
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.resolved_run import resolve_run
 
@@ -97,33 +89,6 @@ def test_a_random_pack_has_as_many_placeholders_as_visual_tokens() -> None:
     assert int((inputs["input_ids"] == TOKENS.image).sum()) == PACK.patches // 4
     assert len(inputs["loss_positions"]) == 1024
     assert inputs["cu_seqlens"].tolist() == [0, 256, 474, 978, 1024]
-
-
-def test_a_block_without_a_release_event_counts_until_its_address_is_used_again() -> None:
-    changes = [
-        (1, 0xA, 100),
-        (2, 0xB, 40),  # released by an unseen thread: no event
-        (4, 0xC, 7),
-        (5, 0xB, 30),
-        (6, 0xC, -7),
-        (7, 0xD, -9),  # given out before the recording
-        (9, 0xD, 1000),
-    ]
-    assert most_bytes(changes, 3, 8) == (140, 147)
-    assert most_bytes(changes, 5, 8) == (147, 137)  # 100 + 30 + 7: without the 40 of the earlier block
-
-
-def test_tensors_made_inside_of_a_collective_are_not_counted() -> None:
-    with _CpuRecorder() as recorder:
-        recorder.begin_step()
-        kept = torch.empty(1000, dtype=torch.uint8)
-        with torch._C._profiler._RecordFunctionFast("c10d::allgather_"):
-            copied = torch.empty(50000, dtype=torch.uint8)
-        recorder.end_step()
-    between, peak = recorder.result()
-    assert between == 0
-    assert peak == kept.nbytes
-    assert copied.nbytes == 50000
 
 
 def test_spread_rows_reach_every_expert_equally_often() -> None:

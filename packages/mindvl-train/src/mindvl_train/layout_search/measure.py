@@ -12,14 +12,14 @@ import json
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _EventType
 
 from mindvl_model import MindVLConfig, TokenConfig, set_up_device
 from mindvl_train.config import RunConfig
@@ -28,6 +28,7 @@ from mindvl_train.launch import launch
 from mindvl_train.layout_search.blocks import Kernels, Setting
 from mindvl_train.layout_search.memory import Ledger, Memory
 from mindvl_train.layout_search.packs import Pack
+from mindvl_train.layout_search.recorders import CpuRecorder, DeviceRecorder, wait_for_collectives
 from mindvl_train.layout_search.request import request_of
 from mindvl_train.layout_search.stages import parts_of
 from mindvl_train.layout_search.step_time import Machine
@@ -189,8 +190,12 @@ def rank_main(path: Path) -> None:
     from mindvl_train.parallel_state import process_groups
 
     select_backends(job.run.config.ops, accelerator.kind)
-    with process_groups(accelerator, job.run.config.seed, job.run.parallel) as ranks:
-        recorder = _CpuRecorder() if ranks.device.type == "cpu" else _DeviceRecorder(ranks.device)
+    on_cpu = accelerator.kind == "cpu"
+    with (
+        wait_for_collectives() if on_cpu else nullcontext(),
+        process_groups(accelerator, job.run.config.seed, job.run.parallel) as ranks,
+    ):
+        recorder = CpuRecorder() if on_cpu else DeviceRecorder(ranks.device)
         measured = _measure_steps(job, ranks, recorder)
         Path(f"{path}.{ranks.rank}").write_text(json.dumps(vars(replace(measured, pp_rank=ranks.pp_rank))))
 
@@ -282,108 +287,6 @@ def _bytes(values: Iterable[Any], seen: set[int] | None = None) -> float:
             seen.add(address)
             total += value.untyped_storage().nbytes()
     return float(total)
-
-
-class _DeviceRecorder:
-    """Reads the counters of the device allocator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._module: Any = torch.get_device_module(device)
-        self._between = self._peak = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def begin_step(self) -> None:
-        self._module.synchronize()
-        self._between = float(self._module.memory_allocated())
-        self._module.reset_peak_memory_stats()
-
-    def end_step(self) -> None:
-        self._module.synchronize()
-        self._peak = float(self._module.max_memory_allocated())
-
-    def result(self) -> tuple[float, float]:
-        """(bytes between steps, at the fullest moment of the last step)."""
-        return self._between, self._peak
-
-
-class _CpuRecorder:
-    """Records every allocation with the profiler."""
-
-    def __init__(self) -> None:
-        self._profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-        )
-        self._step: Any = None
-
-    def __enter__(self) -> Self:
-        self._profiler.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._profiler.__exit__(*details)
-
-    def begin_step(self) -> None:
-        self._step = torch.profiler.record_function("measured step")
-        self._step.__enter__()
-
-    def end_step(self) -> None:
-        self._step.__exit__(None, None, None)
-
-    def result(self) -> tuple[float, float]:
-        """(bytes between steps, at the fullest moment of the last step)."""
-        profiler: Any = self._profiler.profiler
-        events = list(_outside_collectives(profiler.kineto_results.experimental_event_tree()))
-        last = max((event for event in events if event.name == "measured step"), key=lambda step: step.start_time_ns)
-        changes = sorted(
-            (event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
-            for event in events
-            if event.tag == _EventType.Allocation
-        )
-        return most_bytes(changes, last.start_time_ns, last.end_time_ns)
-
-
-def _outside_collectives(events: Iterable[Any]) -> Iterator[Any]:
-    """Profiler events and those inside them, without what runs inside a collective.
-
-    gloo copies the tensors of some collectives. NCCL and HCCL read and write the given tensors, and a rehearsal counts
-    those only.
-    """
-    waiting = list(events)
-    while waiting:
-        event = waiting.pop()
-        if event.tag != _EventType.TorchOp or not event.name.startswith("c10d::"):
-            yield event
-            waiting += event.children
-
-
-def most_bytes(changes: Iterable[tuple[int, int, int]], begin: int, end: int) -> tuple[float, float]:
-    """(live bytes before `begin`, most live bytes from `begin` to `end`).
-
-    A tensor that a thread of gloo releases last has no release event, because the profiler records the threads that it
-    was started in. Such a block is counted until its address is given out again, not until the end.
-
-    Args:
-        changes: (time, address, allocated bytes; negative for a release), by time.
-        begin: Start of the interval.
-        end: End of the interval.
-    """
-    live: dict[int, int] = {}
-    held = between = peak = 0
-    for moment, address, change in changes:
-        held -= live.pop(address, 0)
-        if change > 0:
-            live[address] = change
-            held += change
-        if moment < begin:
-            between = held
-        elif moment <= end:
-            peak = max(peak, held)
-    return float(between), float(peak)
 
 
 if __name__ == "__main__":

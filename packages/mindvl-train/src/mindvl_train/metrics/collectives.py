@@ -15,10 +15,8 @@ Kind = Literal["pipeline", "communication"]
 
 # Methods that exist in the installed torch are wrapped; sends and receives are pipeline communication.
 _POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
-_CALLS = (
-    *sorted(_POINT_TO_POINT),
+COLLECTIVES = (
     "_allgather_base",
-    "_end_coalescing",
     "_reduce_scatter_base",
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -40,6 +38,7 @@ _CALLS = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
+_CALLS = (*COLLECTIVES, *sorted(_POINT_TO_POINT), "_end_coalescing")
 
 
 def watch_collectives(enter: Callable[[Kind], None], leave: Callable[[], None]) -> Callable[[], None]:
