@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mindvl_merge import MergeConfig, blocks, merge
+from mindvl_merge import MergeConfig, blocks, digests, merge
 from mindvl_merge.directory import ModelDirectory
 
 
@@ -47,3 +47,22 @@ def test_ties_needs_no_more_than_passes_over_blocks(tmp_path, make_directory):
     expected = tensors[2].double() + sum(agree) / count
     merged = load_file(tmp_path / "out" / "model.safetensors")["w"]
     torch.testing.assert_close(merged.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_values_that_dare_drops_depend_on_their_place_and_not_on_the_spelling_of_the_name(
+    tmp_path, make_directory, monkeypatch
+):
+    monkeypatch.setattr(digests, "BLOCK_VALUES", 64)
+    paths = {}
+    for spelling, name in (("old", "visual.w"), ("new", "model.visual.w")):
+        config = {"model_type": "tiny", "dtype": "float32"}
+        pair = [
+            make_directory(f"{spelling}-{value}", {name: torch.full((2, 64), float(value))}, config=config)
+            for value in (0, 1)
+        ]
+        out = tmp_path / f"{spelling}-out"
+        merge(MergeConfig(models=(pair[1],), base=pair[0], out=out, method="dare_linear"))
+        paths[spelling] = load_file(out / "model.safetensors")[name]
+    assert torch.equal(paths["old"], paths["new"])
+    first, second = paths["old"]  # two blocks
+    assert not torch.equal(first, second)

@@ -60,6 +60,6 @@ def test_a_model_without_a_row_does_not_differ_from_the_base(tmp_path, models):
 
 def test_a_base_without_a_row_takes_the_mean_of_the_models(tmp_path, models):
     base = _model(tmp_path / "base", ["a", "b", "c"], 1.0)
-    rows, _ = _rows(tmp_path, models, method="task_arithmetic", base=base, scale=0.5)
-    # the base of the last row is (1 + 6) / 2, and the differences from it cancel
-    assert rows == [4.0, 4.0, 4.0, 3.5]
+    rows, _ = _rows(tmp_path, models, method="task_arithmetic", base=base, scale=0.25)
+    # 1 + 0.25 * (0 + 1 + 5); the base of the last row is (1 + 6) / 2, and the differences from it cancel
+    assert rows == [2.5, 2.5, 2.5, 3.5]

@@ -2,10 +2,11 @@
 """A greedy soup keeps what raises the score, and asks for no score twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mindvl_merge import MergeConfig, MergeError, greedy_soup
 
@@ -72,3 +73,29 @@ def test_other_methods_and_weights_are_refused(tmp_path, models):
     for values in ({"weights": (0.25,) * 4}, {"method": "task_arithmetic", "base": models[0]}):
         with pytest.raises(MergeError, match="a greedy soup is an average with equal weights"):
             greedy_soup(MergeConfig(models=models, out=tmp_path / "out", **values), Scores())
+
+
+def test_a_model_stays_if_the_average_with_it_scores_as_well(tmp_path, models):
+    document = greedy_soup(MergeConfig(models=models, out=tmp_path / "out"), lambda path: 1.0)
+    assert [one["kept"] for one in document["soup"]] == [True] * 4
+
+
+def test_an_average_must_reach_the_score_of_the_average_before(tmp_path, make_directory):
+    models = tuple(make_directory(name, {"w": torch.tensor([v])}) for name, v in (("a", 3.0), ("b", 3.8), ("c", 2.5)))
+    # alone: a 0.4, b 0.4, c 0.9 away. a and b: 3.4, exact; with c: 3.1, worse than that and better than any model alone.
+    document = greedy_soup(MergeConfig(models=models, out=tmp_path / "out"), Scores())
+    assert [one["kept"] for one in document["soup"]] == [True, True, False]
+
+
+@pytest.mark.parametrize("change", ["weights", "match_tokens"])
+def test_scores_of_other_weights_and_of_another_average_are_not_used(tmp_path, models, change):
+    config = MergeConfig(models=models, out=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        greedy_soup(config, Scores(fail_at=5))
+    if change == "match_tokens":
+        config = replace(config, match_tokens=True)
+    else:  # a file of the same size
+        save_file({"w": torch.tensor([3.2])}, models[3] / "model.safetensors", metadata={"format": "pt"})
+    second = Scores()
+    greedy_soup(config, second)
+    assert len(second.seen) >= (7 if change == "match_tokens" else 4)

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from mindvl_merge.headers import TensorInfo
-from mindvl_merge.writer import JOURNAL_NAME, DirectoryWriter, has_finished_tensors
+from mindvl_merge.writer import JOURNAL_NAME, DirectoryWriter, has_finished_tensors, header_bytes
 
 INFOS = [
     TensorInfo(name="b", shape=(3, 2), dtype=np.dtype(ml_dtypes.bfloat16), file="", offset=0),
@@ -72,3 +72,11 @@ def test_a_commit_syncs_all_files_once_and_then_those_of_its_tensors(tmp_path, m
         assert synced == [first, second]
         writer.commit({"a": {"digest": "2"}})
         assert synced == [first, second, second]
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_values_begin_at_a_multiple_of_eight_bytes(length):
+    info = TensorInfo(name="a" * (length + 1), shape=(1,), dtype=np.dtype(np.float32), file="", offset=0)
+    content = header_bytes([info])
+    assert int.from_bytes(content[:8], "little") + 8 == len(content)
+    assert len(content) % 8 == 0

@@ -32,6 +32,7 @@ def test_queries_are_the_last_keys_unless_requested():
     assert (segments.offsets, segments.key_total, segments.max_key_length) == ((3, 0), 8, 5)
     assert (segments.at_end, segments.is_self) == (True, False)
     assert segments.key_cu_seqlens("cpu").tolist() == [0, 5, 8]
+    assert segments.cu_seqlens("cpu").tolist() == [0, 2, 5]
     moved = Segments([2, 3], [5, 3], offsets=[1, 0])
     assert not moved.at_end
     assert segments != moved

@@ -33,6 +33,8 @@ def test_each_epoch_holds_every_sample_once(source: SourceIndex) -> None:
         rows = {(shard, row) for e, shard, row, _, _ in whole if e == epoch}
         assert rows == {(shard, row) for shard, size in enumerate((16, 16, 16, 12)) for row in range(size)}
     assert len(whole) == 180
+    orders = {tuple((shard, row) for e, shard, row, _, _ in whole if e == epoch) for epoch in range(3)}
+    assert len(orders) == 3  # each epoch has another order
     for _, shard, row, tokens, patches in whole[::17]:
         lengths = source.lengths(shard)
         assert (tokens, patches) == (lengths[0][row], lengths[1][row])

@@ -113,6 +113,24 @@ def test_a_plan_can_be_taken_up_from_any_state(
         assert again.state() == steps[-1].state_after
 
 
+def test_a_state_has_the_size_of_a_growing_buffer_and_the_sources_that_ended(
+    make_data_order: Callable[..., DataOrder], make_config: MakeConfig
+) -> None:
+    config = make_config(packing=PackingConfig(seq_length=256, buffer_size=64))
+    images, text = config.sources
+    # Of three sources the last one ends in the middle, and the shares of the others depend on that.
+    config = replace(
+        config, sources=(images, replace(text, weight=2.0), replace(text, name="short", weight=0.5, max_epochs=1))
+    )
+    fresh = make_data_order(config)
+    steps = [step for _ in range(60) if (step := fresh.next_step()) is not None]
+    assert steps[30].state_after["drawn_at"][2] == [1, 0]
+    for at in range(2, 48, 3):
+        again = make_data_order(config)
+        again.load_state(stored(steps[at - 1].state_after))
+        assert [again.next_step() for _ in range(12)] == steps[at : at + 12]
+
+
 def test_a_state_does_not_change_when_the_order_continues(
     make_data_order: Callable[..., DataOrder], make_config: MakeConfig
 ) -> None:
@@ -250,6 +268,41 @@ def test_a_changed_source_continues_with_its_next_epoch_and_the_others_lose_noth
     resumed = make_data_order(config)
     resumed.load_state(middle)
     assert order_to_the_end(resumed) == after
+
+
+def test_a_changed_source_of_which_nothing_was_drawn_loses_no_epoch(
+    make_data_order: Callable[..., DataOrder], make_config: MakeConfig
+) -> None:
+    config = make_config(max_epochs=1)
+    fresh = make_data_order(config)
+    again = make_data_order(config)
+    again.load_state(stored(fresh.state()), changed_sources={"text"})
+    assert order_to_the_end(again) == order_to_the_end(fresh)
+
+
+def test_a_changed_source_gets_back_what_its_dropped_samples_took(
+    make_data_order: Callable[..., DataOrder], make_config: MakeConfig
+) -> None:
+    config = make_config()
+    state = stored(take_step(make_data_order(config)).state_after)
+    waiting = sum(sample[0] == 1 for sample in state["buffer"])
+    assert waiting > 2
+    again = make_data_order(config)
+    again.load_state(state, changed_sources={"text"})
+    # A sample takes 1 from its source and gives each of the two sources its share of it.
+    images, text = state["owed"]
+    assert again.state()["owed"] == pytest.approx([images - waiting / 2, text + waiting / 2])
+
+
+def test_a_sample_of_the_length_of_a_pack_is_used(
+    make_data_order: Callable[..., DataOrder], make_config: MakeConfig
+) -> None:
+    longest = max(sample.length for sample in samples(make_data_order(make_config(max_epochs=1)), 999))
+    config = make_config(max_epochs=1, packing=PackingConfig(seq_length=longest, buffer_size=16, pad_multiple=1))
+    data_order = make_data_order(config)
+    ordered = samples(data_order, 999)
+    assert (len(ordered), max(sample.length for sample in ordered)) == (100, longest)
+    assert not data_order.dropped
 
 
 def test_a_changed_source_without_a_next_epoch_ends(

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -85,6 +86,22 @@ def test_what_was_found_is_kept_and_not_looked_for_again(
     assert source_demand(make_sources(config)[0], config) == found
     other = replace(config, packing=replace(config.packing, seq_length=16))
     assert source_demand(make_sources(other)[0], other).mean_tokens < found.mean_tokens
+
+
+def test_a_source_that_was_indexed_again_has_new_averages(
+    make_sources: MakeSources, make_config: MakeConfig, texts: Path
+) -> None:
+    config = make_config(sources=(SourceConfig(name="texts", path=texts),))
+    before = source_demand(make_sources(config)[0], config)
+    longer = texts.with_name("longer.jsonl")
+    longer.write_text("\n".join(json.dumps({"text": "ab " * (n + 20)}) for n in range(20)))  # shards of the same sizes
+    shutil.rmtree(texts / "texts", ignore_errors=True)
+    write_shards(longer, texts.with_name("other"), format="text", samples_per_shard=6)
+    for file in texts.with_name("other").iterdir():
+        shutil.copyfile(file, texts / file.name)
+    index_directory(texts)
+    (source,) = make_sources(config)
+    assert source_demand(source, config).tokens == everything(source)[0].sum() > before.tokens
 
 
 def test_a_directory_that_cannot_be_written_gives_the_same_numbers_and_a_warning(

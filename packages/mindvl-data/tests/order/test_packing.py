@@ -56,6 +56,10 @@ def test_the_same_input_gives_the_same_packs(samples: list[tuple[int, int]]) -> 
     assert pack_all(samples, 64, 40, 16) == pack_all(samples, 64, 40, 16)
 
 
+def test_text_fills_the_pack_of_a_sample_above_its_patches() -> None:
+    assert pack_all([(6, 20), (3, 1), (4, 0), (7, 1)], 10, 10, 8) == [[0, 2], [1, 3]]
+
+
 def test_lengths_6_6_3_6_in_packs_of_10() -> None:
     packs = pack_all([(6, 0), (6, 0), (3, 0), (6, 0)], 10, 0, 4)
     assert [[(6, 6, 3, 6)[i] for i in pack] for pack in packs] == [[6, 3], [6], [6]]

@@ -89,6 +89,13 @@ def test_all_layers_have_the_sum_of_the_ranks_and_columns_of_like_adapters_are_c
     assert torch.equal(files[2][name], torch.cat((files[0][name], files[1][name])))
 
 
+def test_the_first_adapter_can_have_no_weight(tmp_path, make_base, make_adapter):
+    paths = [make_adapter(name, r=2, lora_alpha=2, target_modules=["q_proj"]) for name in "ab"]
+    merge(MergeConfig(models=tuple(paths), out=tmp_path / "out", weights=(0.0, 1.0)))
+    merged, second = _folded(make_base(), tmp_path / "out"), _folded(make_base(), paths[1])
+    torch.testing.assert_close(merged, second, rtol=1e-6, atol=1e-6)
+
+
 def test_weights_of_a_part_and_the_manifest(tmp_path, make_base, make_adapter):
     paths = [make_adapter(name, r=2, lora_alpha=2, target_modules=["q_proj", "v_proj"]) for name in "ab"]
     config = MergeConfig(models=tuple(paths), out=tmp_path / "out", part_weights={"*v_proj": (1.0, 0.0)})

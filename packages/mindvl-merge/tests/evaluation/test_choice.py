@@ -38,6 +38,8 @@ def test_every_task_is_split_and_keeps_an_item_for_the_choice():
     assert [sum(tasks[i] == name for i in reported) for name in "abc"] == [5, 2, 0]
     assert split_items(tasks, 0.5, seed=1) == (selected, reported)
     assert split_items(tasks, 0.0, seed=1) == (list(range(15)), [])
+    selected, _ = split_items(tasks, 0.9, seed=1)
+    assert [sum(tasks[i] == name for i in selected) for name in "abc"] == [1, 1, 1]
 
 
 def test_the_interval_of_a_mean_is_that_of_its_standard_error():

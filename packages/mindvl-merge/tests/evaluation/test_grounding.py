@@ -27,7 +27,14 @@ def test_a_point_is_moved_back_before_it_is_compared(answer, score):
 
 @pytest.mark.parametrize(
     ("answer", "score"),
-    [("(20,20),(60,60)", 1), ("(20,20),(60,41)", 1), ("(20,20),(60,39)", 0), ("(60,60),(20,20)", 0), ("(20,20)", 0)],
+    [
+        ("(20,20),(60,60)", 1),
+        ("(20,20),(60,41)", 1),
+        ("(20,20),(60,40)", 1),
+        ("(20,20),(60,39)", 0),
+        ("(60,60),(20,20)", 0),
+        ("(20,20)", 0),
+    ],
 )
 def test_a_box_needs_half_of_the_union(answer, score):
     assert score_answer(_item("box"), answer, original=(100, 100), unit=(200, 200)) == score

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from mindvl_merge.evaluation import ResolutionGrid, search_resolution
+from mindvl_merge.evaluation import ResolutionGrid, search, search_resolution
+from mindvl_merge.evaluation.halving import _is_behind
 
 
 class Peaked:
@@ -52,3 +53,37 @@ def test_one_item_and_one_cell_are_enough():
     grid = ResolutionGrid(min_units=(4,), max_units=(8,))
     found = search_resolution(Peaked(0), [1], grid, halving=True)
     assert (found.num_evaluations, found.chosen) == (1, found.cells[0])
+
+
+class Fixed(Peaked):
+    """Every cell has one score for all items, by the largest image of the cell."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def score(self, requests):
+        return [self.scores[request.max_pixels] for request in requests]
+
+
+def test_half_of_the_cells_are_stopped_after_a_round_and_all_that_are_behind_once_there_are_sixteen_items():
+    scores = dict(zip(range(1, 10), (0.9, 0.89, 0.88, 0.87, 0.86, 0.2, 0.1, 0.05, 0.0), strict=True))
+    grid = ResolutionGrid(min_units=(1,), max_units=tuple(scores), unit_pixels=1)
+    found = search_resolution(Fixed(scores), list(range(64)), grid, halving=True)
+    # Rounds of 8, 16, 32 and 64 items: five of nine cells stay after the first; then the scores have no deviation.
+    assert [cell.num_items for cell in found.cells] == [64, 16, 16, 16, 16, 8, 8, 8, 8]
+
+
+def test_a_cell_is_behind_by_three_standard_errors():
+    # The deviation of 16 values around -1 in pairs at a distance of d is d * sqrt(16 / 15), and its error a fourth of it.
+    pairs = {d: np.array([-1 - d, -1 + d] * 8) for d in (1.28, 1.31)}
+    assert _is_behind(pairs[1.28])  # -1 + 3 / 4 * 1.322 is below 0
+    assert not _is_behind(pairs[1.31])  # -1 + 3 / 4 * 1.353 is not
+    assert not _is_behind(pairs[1.28][:14])
+    assert not _is_behind(-pairs[1.28])
+
+
+def test_a_cell_that_was_stopped_early_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(search, "halved", lambda *_, **__: {0: ([0], np.ones(1)), 1: ([0, 1], np.full(2, 0.9))})
+    grid = ResolutionGrid(min_units=(1,), max_units=(1, 2), unit_pixels=1)
+    found = search_resolution(Fixed({}), [1, 2], grid, halving=True)
+    assert (found.chosen, found.chosen_by_task["all"]) == (found.cells[1], found.cells[1])

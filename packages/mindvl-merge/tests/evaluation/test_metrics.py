@@ -24,6 +24,7 @@ CASES = [
     ("anls", "Parks", "Paris", {}, 0.8, 0.8, 0.8),
     ("anls", "Pa", "Paris", {}, 0.0, 0.0, 0.0),
     ("docvqa", "  PARIS\n", ["Lyon", "paris"], {}, 1.0, 1.0, 1.0),
+    ("anls", "ab", "ac", {}, 0.5, 0.5, 0.5),  # the threshold itself counts
     ("anls", "", "", {}, 1.0, 1.0, 1.0),
     ("anls", "Pans", "Paris", {"threshold": 0.9}, 0.0, 0.0, 0.0),
     # five edits over the 105 characters before white space is removed
@@ -53,6 +54,10 @@ CASES = [
     ("vqa_accuracy", "two", ["2"] * 10, {}, 1, 1, 1),
     ("vqa_accuracy", "dont know", ["don't know"] * 10, {}, 1, 1, 1),
     ("vqa_accuracy", "dog", ["dog"], {}, 0, 0, 1),
+    ("vqa_accuracy", "dog", ["dog", "cat", "cat"], {}, 2 / 9, 2 / 9, 1),  # (0 + 1/3 + 1/3) / 3
+    ("vqa_accuracy", "none", ["0"] * 10, {}, 1, 1, 1),
+    # a mark touches a blank of the answer, and not one that replaced another mark: the hyphens become blanks
+    ("vqa_accuracy", "x/-y-/z c-d", ["x y z c d"] * 10, {}, 1, 1, 1),
     ("textvqa", "yes, it is", ["yes it is"] * 10, {}, 1, 1, 1),
     ("textvqa", "john's", ["john s"] * 10, {}, 0, 0, 0),
     ("yes_no", "Yes, there is.", "Yes", {}, 1, 1, 1),
@@ -66,12 +71,19 @@ CASES = [
     ("multiple_choice", "It is a dog.", "B", {"choices": ANIMALS}, 1, 0, 1),
     ("mcq", "Cannot determine the answer", "B", {"choices": ANIMALS}, 0, 0, 0),
     ("mcq", "A or B", "A", {"choices": ANIMALS}, 0, 1, 0),
+    ("mcq", "a cat or a dog", "A", {"choices": ANIMALS}, 0, 0, 0),
+    # a letter counts among the last four words; a text counts in an answer of at most twice the length of all texts
+    ("mcq", "I B three four five", "B", {"choices": ANIMALS}, 1, 1, 1),
+    ("mcq", "B two three four five", "B", {"choices": ANIMALS}, 0, 1, 0),
+    ("mcq", "it is a dog!", "B", {"choices": {"A": "cat", "B": "dog"}}, 1, 0, 1),
+    ("mcq", "it is a dog!!", "B", {"choices": {"A": "cat", "B": "dog"}}, 0, 0, 0),
     ("mcq", "The answer is **C** because A and B are wrong", "C", {"choices": ANIMALS}, 1, 0, 1),
     ("mmbench", "B. dog", "B", {"choices": ANIMALS}, 1, 1, 1),
     ("mmbench", "A cat is shown", "A", {"choices": ANIMALS}, 1, 1, 1),
     ("ai2d", "dog", "B", {"choices": ANIMALS}, 1, 0, 1),
     ("ai2d", "(b)", "B", {"choices": ANIMALS}, 0, 1, 0),
     ("mmmu_pro", "Answer: $B", "B", {"choices": ANIMALS, "cot": True}, 1, 1, 1),
+    ("mmmu_pro", "Answer: A\nWait.\nAnswer: B", "B", {"choices": ANIMALS, "cot": True}, 1, 1, 1),
     ("mmmu", "it weighs 12 kg", "12 kg", {}, 1, 0, 1),
     ("mathvista", "14", "14", INTEGER, 1, 1, 1),
     ("mathvista", "14.0", "14", INTEGER, 0, 1, 0),
@@ -84,6 +96,7 @@ CASES = [
     ("mathvision", r"\frac{3}{4}", "0.75", {}, 1, 1, 1),
     ("mathvision", r"so the area is \boxed{14}", "14", {}, 1, 1, 1),
     ("mathvision", "6*7", "42", {}, 1, 1, 1),
+    ("mathvision", "42.001", "42", {}, 0, 1, 0),  # lmms-eval rounds to two decimals
     ("mathvision", "A", "42", {}, 1, 0, 0),
     ("mathvision", "__import__('os').getpid()", "42", {}, 0, 0, 0),
     ("aime", r"so \boxed{023}.", "23", {}, 1, 1, 1),
@@ -92,6 +105,7 @@ CASES = [
     ("gpqa", "I do not know", "A", {"choices": ANIMALS}, 0, 1, 0),
     ("ceval", "\u7b54\u6848\u662f B \u3002", "B", {"choices": ANIMALS}, 1, 1, 1),
     ("mmvet", "x = 5", "5", {"judgement": "0.7"}, 0.7, 0.7, 0.7),
+    ("mmvet", "x = 5", "5", {"judgement": "1.0"}, 1, 1, 1),
     ("mmvet", "x = 5", "5", {"judgement": "0.7 because"}, 0, 0.7, 0),
     ("simpleqa", "Paris", "Paris", {"judgement": "A"}, 1, 1, 1),
     ("arena_hard", "hi", "hello", {"judgement": "[[A=B]]"}, 0.5, 0.5, 0.5),
@@ -181,7 +195,11 @@ def test_an_answer_cannot_keep_the_scorer_busy(answer):
 def test_a_judge_is_asked_again_and_then_the_item_has_failed():
     replies = iter(["no idea", "2.5", "0.4"])
     assert score("mmvet", "x", "y", judge=lambda prompt: next(replies)) == 0.4
-    failed = ask(lambda prompt: "nan", "?", lambda reply: read_grade(reply, "strict"), num_tries=2)
+    asked = []
+    failed = ask(
+        lambda prompt: asked.append(prompt) or "nan", "?", lambda reply: read_grade(reply, "strict"), num_tries=2
+    )
+    assert len(asked) == 2
     assert failed == Judgement(score=0.0, is_failed=True, prompt="?", reply="nan")
 
 

@@ -37,3 +37,10 @@ def test_random_numbers_depend_on_seed_tensor_and_position_only(change):
     draw = partial(one_of, blocks, (1.0, 1.0), density=0.5, elect_signs=False)
     assert np.array_equal(draw(), draw())
     assert not np.array_equal(draw(), draw(**change))
+
+
+def test_each_model_has_its_own_random_numbers():
+    base = np.zeros(40_000)
+    merged = one_of([base + 1, base + 2, base], (1.0, 1.0), density=0.5, elect_signs=False)
+    # Kept values are doubled: a quarter each of none, only the first, only the second, and both.
+    assert [np.mean(merged == value) for value in (0, 2, 4, 6)] == pytest.approx([0.25] * 4, abs=0.02)

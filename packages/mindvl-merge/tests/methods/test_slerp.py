@@ -23,7 +23,7 @@ def test_the_angle_is_that_of_whole_tensors_in_any_pieces():
     assert slerp([one, two], (0.7, 0.3), found) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("other", [[1.0, 2.0], [1.0001, 2.0], [0.0, 0.0]])
+@pytest.mark.parametrize("other", [[1.0, 2.0], [1.0001, 2.0], [0.0, 0.0], [-1.0, -2.0]])
 def test_parallel_and_zero_tensors_are_averaged(other):
     blocks = [np.array([1.0, 2.0]), np.array(other)]
     assert slerp(blocks, (0.25, 0.75), angle([blocks])) == pytest.approx(0.25 * blocks[0] + 0.75 * blocks[1])

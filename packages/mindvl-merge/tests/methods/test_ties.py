@@ -30,3 +30,8 @@ def test_the_threshold_is_the_kth_largest_magnitude(seed, density, repeated):
     for model, threshold in zip(values[:2].astype(np.float64), found, strict=True):
         expected = np.sort(np.abs(model - values[2]).astype(np.float32))[::-1][rank - 1]
         assert threshold == expected
+
+
+def test_at_least_one_difference_of_a_small_tensor_is_kept():
+    values = [np.array([1.0, -3.0, 2.0], np.float32), np.zeros(3, np.float32)]
+    assert thresholds(lambda: iter([values]), 3, 0.1) == [3.0]

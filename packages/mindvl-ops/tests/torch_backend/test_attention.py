@@ -177,3 +177,15 @@ def test_latent_attention_on_cuda_calls_the_variable_length_kernel_with_padded_v
     assert (output.shape, output.dtype) == ((24, 4, 128), torch.bfloat16)
     assert "Slice" in output.grad_fn.name()
     assert "varlen" in output.grad_fn.next_functions[0][0].name()
+
+
+def test_layers_with_other_flags_share_the_segments_of_a_pack():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 24, 2, 8, generator=generator)
+    segments = Segments([10, 9, 5])
+    for flags in [dict(causal=causal, window=window) for window in (None, (3, 2), (1, -1)) for causal in (True, False)]:
+        with use_backend("reference"):
+            expected = attention(query, key, value, segments, **flags)
+        with use_backend("torch"):
+            found = attention(query, key, value, segments, **flags)
+        assert_close(found, expected, dtype=torch.float32, name=str(flags))

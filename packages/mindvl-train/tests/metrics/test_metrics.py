@@ -270,6 +270,8 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
     for other in reports["two"]:
         assert other["since_last"] == one["since_last"]
         assert other["tokens_by_source"] == one["tokens_by_source"]
+        for name in ("loss", "grad_norm", "loss_tokens", "tokens", "patches_per_step", "packing_efficiency"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4), name
         for group in ("loss_by_source", "loss_by_modality", "grad_norm_by_part", "mtp_loss"):
             assert other[group] == pytest.approx(one[group], rel=1e-4), group
         for name, figures in one["routers"].items():

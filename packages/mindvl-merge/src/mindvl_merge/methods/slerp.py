@@ -27,7 +27,7 @@ def angle(blocks: Iterable[Sequence[Values]]) -> Angle:
         one, two = first.astype(np.float64), second.astype(np.float64)
         products += (np.dot(one, two), np.dot(one, one), np.dot(two, two))
     norms = math.sqrt(products[1]) * math.sqrt(products[2])
-    return Angle(cosine=float(np.clip(products[0] / norms, -1, 1)) if norms > 0 else 1.0)
+    return Angle(cosine=float(products[0] / norms) if norms > 0 else 1.0)
 
 
 def slerp(blocks: Sequence[Values], weights: Sequence[float], found: Angle) -> Values:
