@@ -50,6 +50,12 @@ def test_padding_is_the_last_segment_and_learns_nothing() -> None:
     assert batch.num_loss_tokens == 11
 
 
+def test_loss_positions_are_those_of_all_labels_also_of_token_0() -> None:
+    labels = np.array([IGNORE_INDEX, 0, 5, IGNORE_INDEX])
+    batch = pack(sample(3), replace(sample(4), labels=labels))
+    assert batch.loss_positions.tolist() == [0, 1, 2, 4, 5]
+
+
 def test_a_pack_that_needs_no_padding_has_no_padding_segment() -> None:
     assert pack(sample(8)).cu_seqlens.tolist() == [0, 8]
 

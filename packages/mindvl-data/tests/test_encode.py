@@ -15,6 +15,7 @@ from PIL import Image
 from mindvl_data import IGNORE_INDEX, ImageConfig, SampleError, Tokenizer, VideoConfig
 from mindvl_data.config import SampleRules
 from mindvl_data.encode import decode_sample, encode_sample, placeholder, sample_image
+from mindvl_data.patches import PatchBuffer
 from mindvl_data.samples import parse_record
 from mindvl_data.types import MediaSize, RawSample
 from mindvl_data.video import probe
@@ -84,6 +85,8 @@ def test_turns_are_cut_from_the_end_with_their_images_and_the_system_turn_stays(
     assert "question 2" not in text
     assert cut.grids == whole.grids[:2]
     assert (cut.ids == tokenizer.image_pad_id).sum() == 2
+    same = encode_sample(three_turns(), rules=replace(RULES, max_tokens=cut.num_tokens), tokenizer=tokenizer)
+    assert same.num_tokens == cut.num_tokens
     again = encode_sample(three_turns(), rules=replace(RULES, max_tokens=cut.num_tokens - 1), tokenizer=tokenizer)
     assert len(again.grids) == 1
 
@@ -92,8 +95,11 @@ def test_images_of_turns_that_were_cut_are_not_decoded(tokenizer: Tokenizer) -> 
     sample = three_turns()
     sample = replace(sample, media=(*sample.media[:2], b"not an image"))
     whole = encode_sample(sample, rules=RULES, tokenizer=tokenizer)
+    buffer = PatchBuffer(100, 588)
+    buffer.take(3)
     with pytest.raises(SampleError):
-        decode_sample(sample, whole, tokenizer=tokenizer)
+        decode_sample(sample, whole, tokenizer=tokenizer, buffer=buffer)
+    assert buffer.used == 3  # the patches of the first two images are removed
     cut = encode_sample(sample, rules=replace(RULES, max_tokens=whole.num_tokens - 1), tokenizer=tokenizer)
     made = decode_sample(sample, cut, tokenizer=tokenizer)
     assert made.image_grid_thw.tolist() == [[1, 4, 4], [1, 2, 4]]

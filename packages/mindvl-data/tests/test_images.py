@@ -38,6 +38,10 @@ def test_smart_resize_gives_the_published_number() -> None:
     assert smart_resize(561, 278, multiple=28, min_pixels=56 * 56, max_pixels=14 * 14 * 4 * 1280) == (560, 280)
 
 
+def test_an_image_of_exactly_the_largest_size_is_not_made_smaller() -> None:
+    assert smart_resize(50, 60, multiple=28, min_pixels=784, max_pixels=56 * 56) == (56, 56)
+
+
 sides = st.integers(1, 6000)
 
 

@@ -58,6 +58,12 @@ def test_text_after_a_long_video_continues_by_the_rule_of_the_transformers_versi
     assert (new[1].tolist(), old[1].tolist()) == ([0, 1, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 8, 9])
 
 
+def test_each_temporal_patch_of_a_video_with_timestamps_has_the_positions_of_an_image() -> None:
+    ids = np.array([1, VIDEO, VIDEO, 1, VIDEO, VIDEO, 1])
+    result = positions(ids, [], "mrope_frames", videos=[[2, 2, 4]], seconds=[0.75])
+    assert result.tolist() == [[0, 1, 1, 3, 4, 4, 6], [0, 1, 1, 3, 4, 4, 6], [0, 1, 2, 3, 4, 5, 6]]
+
+
 def by_the_words_of_version_4(
     ids: np.ndarray, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]], seconds: Sequence[float]
 ) -> np.ndarray:

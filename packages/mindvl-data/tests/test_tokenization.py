@@ -365,6 +365,17 @@ def test_a_template_that_cannot_be_chosen_is_refused(hf: Any, template: object, 
         wrap_tokenizer(hf)
 
 
+def test_a_conversation_with_tools_uses_the_template_for_them(hf: Any) -> None:
+    hf.chat_template = {"default": "plain", "tool_use": "with {{ tools | length }} tools"}
+    render = wrap_tokenizer(hf).template.render
+    assert (render([], False), render([], False, [{}, {}])) == ("plain", "with 2 tools")
+
+
+def test_of_special_tokens_that_begin_alike_the_longest_is_found(hf: Any) -> None:
+    hf.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|end|>>"]}, replace_extra_special_tokens=False)
+    assert wrap_tokenizer(hf).template.special_tokens.findall("a<|end|>>b<|end|>") == ["<|end|>>", "<|end|>"]
+
+
 def test_a_damaged_tokenizer_is_one_sentence(tokenizer_directory: Path, tmp_path: Path) -> None:
     directory = tmp_path / "tokenizer"
     shutil.copytree(tokenizer_directory, directory)

@@ -271,3 +271,14 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="Install the package `av`") as caught:
         probe(content)
     assert not isinstance(caught.value, SampleError)
+
+
+def test_frames_from_the_first_to_the_last_and_their_times_by_hand() -> None:
+    config = VideoConfig(
+        frames="endpoints", budget="whole", timestamps=True, fps=1.0, min_frames=2, max_frames=9,
+        min_pixels=784, max_pixels=100 * 784,
+    )  # fmt: skip
+    layout = video_layout(MediaSize(56, 56, frames=10, fps=2.0), config, ImageConfig())
+    assert layout.frames.tolist() == [0, 2, 4, 7, 9]  # five seconds; 0, 2.25, 4.5, 6.75, 9
+    assert layout.times == (0.5, 2.75, 4.5)  # means of 0 and 1, 2 and 3.5, and 4.5 twice
+    assert layout.grid == (3, 4, 4)

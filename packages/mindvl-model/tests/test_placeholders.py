@@ -23,6 +23,8 @@ def test_as_many_placeholders_as_visual_tokens_pass() -> None:
     check_placeholders(CONFIG, input_ids=_ids(6), image_grid_thw=GRID, labels=None)
     check_placeholders(CONFIG, input_ids=_ids(12), image_grid_thw=GRID.repeat(2, 1), video_grid_thw=NO_GRID)
     check_placeholders(CONFIG, input_ids=_ids(0), image_grid_thw=NO_GRID)
+    film = torch.tensor([CONFIG.tokens.video] * 12)
+    check_placeholders(CONFIG, input_ids=film, image_grid_thw=NO_GRID, video_grid_thw=torch.tensor([[2, 4, 6]]))
 
 
 @pytest.mark.parametrize("count", [0, 5, 7])

@@ -44,7 +44,8 @@ def pack_prediction(
     """
     own = labels[first : first + len(losses)]
     has_loss, predicted = own != IGNORE_INDEX, predicted[: len(own)]
-    values = torch.stack((losses[: len(own)].float(), has_loss.float(), ((predicted == own) & has_loss).float()))
+    # No prediction equals -100, the label of a token without loss.
+    values = torch.stack((losses[: len(own)].float(), has_loss.float(), (predicted == own).float()))
     return PackPrediction(by_segment=_by_segment(values, cu_seqlens, first, len(losses)), tokens=predicted[has_loss])
 
 
