@@ -11,7 +11,7 @@ from mindvl_cli.commands.analyze import analyze
 from mindvl_cli.commands.check import check
 from mindvl_cli.commands.data import data
 from mindvl_cli.commands.eval import evaluate
-from mindvl_cli.commands.options import OUT_FILE, PLOT_FILE, answering_options
+from mindvl_cli.commands.options import OUT_FILE, PLOT_FILE, answering_options, finite_or_none
 from mindvl_cli.commands.plan import plan
 from mindvl_cli.commands.report import report
 from mindvl_cli.commands.search_resolution import search_resolution
@@ -61,3 +61,8 @@ def test_numbers_that_are_not_finite_are_refused(value: str) -> None:
     done = CliRunner().invoke(plan, ["--device", "910b2", "--memory-gb", value])
     assert done.exit_code == 2
     assert f"must be a finite number, got {value}." in done.output
+
+
+def test_numbers_that_json_does_not_have_become_none():
+    values = (1.5, float("nan"), float("-inf"), 3, "nan")
+    assert [finite_or_none(value) for value in values] == [1.5, None, None, 3, "nan"]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mindvl_cli.pages import render as rendering
-from mindvl_cli.pages.render import data_url
+from mindvl_cli.pages.render import data_url, share_text
 
 SOURCES = Path(__file__).parents[4] / "packages"
 TEMPLATES = Path(rendering.__file__).parent / "templates"
@@ -74,3 +74,7 @@ def test_numbers_are_shortened_and_missing_ones_are_a_dash() -> None:
     assert (
         filters["pairs"]({"tp_size": 2, "none": None, "more": {"kind": "x", "y": None}}) == "tp size 2, more (kind x)"
     )
+
+
+def test_a_share_is_shown_in_percent_and_a_missing_one_as_a_dash() -> None:
+    assert [share_text(share) for share in (0.12345, None)] == ["12.35%", "-"]

@@ -161,9 +161,8 @@ class PackingConfig:
     # Samples that the packer holds to choose from; a larger buffer packs better and delays samples longer.
     buffer_size: int = 256
     pad_multiple: int = 8  # Packed sequences are padded to a multiple of this many tokens.
-    overflow: Literal["drop", "trim_turns"] = (
-        "drop"  # Samples longer than seq_length: drop them, or remove their last turns.
-    )
+    # Samples longer than seq_length: drop them, or remove their last turns.
+    overflow: Literal["drop", "trim_turns"] = "drop"
     # Number of optimizer steps among which packed sequences are exchanged, so that ranks process similar numbers of image
     # patches; 1: no balancing.
     balance_steps: int = 4

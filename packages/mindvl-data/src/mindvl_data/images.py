@@ -189,9 +189,8 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int, scratch: Scratch 
     channels = pixels.shape[2]
     out = scratch.take("resized", height * width * channels).reshape(height, width, channels)
     into = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
-    torch.ops.aten._upsample_bicubic2d_aa.out(
-        image, (height, width), False, None, None, out=into
-    )  # the kernel of interpolate
+    # The kernel of interpolate.
+    torch.ops.aten._upsample_bicubic2d_aa.out(image, (height, width), False, None, None, out=into)
     return out
 
 

@@ -14,9 +14,8 @@ from mindvl_data.errors import DataError
 from mindvl_data.log_file import LogFile
 from mindvl_data.log_parts import lines_of
 
-FAILED_ELSEWHERE = (
-    "failed to decode on another rank of the model-parallel group"  # the reason where it did not fail here
-)
+# The reason where it did not fail here.
+FAILED_ELSEWHERE = "failed to decode on another rank of the model-parallel group"
 
 
 @dataclass(frozen=True, kw_only=True)

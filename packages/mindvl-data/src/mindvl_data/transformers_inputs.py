@@ -63,9 +63,8 @@ def _positions(batch: "Batch", kind: PositionKind, model: Preprocessing) -> "tor
     lengths = batch.cu_seqlens.diff().tolist()
     text = torch.cat([torch.arange(length) for length in lengths]).to(batch.input_ids.device)
     grids = torch.cat((batch.image_grid_thw, batch.video_grid_thw))
-    if bool(
-        (grids.prod(-1) > model.spatial_merge_size**2).any()
-    ):  # one visual token has the same position on every axis
+    # One visual token has the same position on every axis.
+    if bool((grids.prod(-1) > model.spatial_merge_size**2).any()):
         loader_kind = "rope" if bool((batch.position_ids == text).all()) else "mrope"
         if (loader_kind == "rope") != (kind == "rope"):
             raise DataError(

@@ -98,9 +98,8 @@ def pack_flops(
     needs_input_gradient = vision or projector
     extra = config.language.num_mtp_layers if multi_token else 0
     size = config.language.hidden_size
-    joined = extra * (
-        _matmul(tokens, 2 * size, size) + head
-    )  # projection of embeddings and hidden states; output layer
+    # Projection of embeddings and hidden states; output layer.
+    joined = extra * (_matmul(tokens, 2 * size, size) + head)
     deeper = _times(_layer(config.language, tokens, pairs, dense=False), extra)
     return Flops(
         vision=_vision_encoder(config.vision, image_grids, video_grids).work(

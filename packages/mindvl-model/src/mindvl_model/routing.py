@@ -37,11 +37,9 @@ class PackedBatch(Protocol):
     @property
     def samples(self) -> Sequence[Any]:
         """The samples of the pack, each with `source` and `length`; padding is not a sample."""
-        ...
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments of the model."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

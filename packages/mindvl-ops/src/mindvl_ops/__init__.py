@@ -16,7 +16,6 @@ from .moe_gating import moe_gating, updated_expert_bias
 from .moe_permute import moe_permute, moe_permute_map, moe_unpermute, moe_unpermute_map
 from .norm import add_rms_norm, rms_norm
 from .npu import kernels as kernels
-from .npu.masks import mask_bytes_saved
 from .patch_embed import conv_as_matmul, conv_weight_to_matmul, matmul_weight_to_conv, patch_embed
 from .rope import rotary
 from .rotary_qkv import HeadNorms, rotary_qkv
@@ -46,7 +45,6 @@ __all__ = [
     "cross_entropy",
     "grouped_matmul",
     "linear_cross_entropy",
-    "mask_bytes_saved",
     "matmul_weight_to_conv",
     "moe_gating",
     "moe_permute",

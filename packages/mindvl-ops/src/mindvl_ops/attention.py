@@ -86,9 +86,8 @@ def attention(
         OpsError: Shapes or types that do not agree; queries before the first key under a mask.
     """
     _check(query, key, value, segments, causal, window)
-    window = (
-        None if window is None else (window[0], window[1])
-    )  # a list is not hashable, and the window is part of a cache key
+    # A list is not hashable, and the window is part of a cache key.
+    window = None if window is None else (window[0], window[1])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if segments.total == 0:  # no kernel takes an empty tensor; the sums keep the result in the graph of its inputs
         output = query.new_zeros(0, query.shape[1], value.shape[-1]) + 0 * (query.sum() + key.sum() + value.sum())

@@ -25,9 +25,8 @@ class OpsConfig:
     # reference: plain PyTorch; torch: PyTorch's fused operators; npu: torch_npu; auto: npu on an NPU, torch elsewhere, on
     # CUDA with the triton kernels of the operators that have one
     backend: Literal["reference", "torch", "npu", "auto"] = "auto"
-    overrides: Mapping[str, BackendName] = field(
-        default_factory=dict
-    )  # Backend by operator name, such as {swiglu: torch}.
+    # Backend by operator name, such as {swiglu: torch}.
+    overrides: Mapping[str, BackendName] = field(default_factory=dict)
     # Implementation of the patch embedding; which one is faster depends on the CANN version.
     patch_embed: Literal["matmul", "convolution"] = "matmul"
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # CPU binding and environment variables.

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from mindvl_ops import OpsError, Segments, mask_bytes_saved
+from mindvl_ops import OpsError, Segments
 from mindvl_ops.npu.masks import NO_LIMIT, describe, shared_mask
 
 
@@ -75,9 +75,3 @@ def test_a_fake_mask_does_not_outlive_its_mode(monkeypatch):
     with FakeTensorMode():
         shared_mask(torch.device("cpu"))
     assert type(shared_mask(torch.device("cpu"))) is torch.Tensor
-
-
-def test_bytes_saved_are_those_of_the_full_mask_less_the_shared_one():
-    pack = Segments([4096, 4096])
-    assert mask_bytes_saved(pack, causal=True) == 8192**2 - 2048**2
-    assert mask_bytes_saved(pack, causal=False) == 8192**2  # full attention inside the segments needs no mask at all

@@ -48,9 +48,8 @@ class StageCounts:
     trained: int
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: (
-        int  # moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks of the same weights
-    )
+    # Moments unless offloaded, fp32 copies of bf16 weights; sharded over ranks of the same weights.
+    optimizer_bytes: int
     activation_bytes: int  # peak of a step, estimated by the layout search, for the operators of `device`
     host_activation_bytes: int  # offloaded activations in host memory at the peak, estimated
 
@@ -62,18 +61,16 @@ class DryRun:
     phase: str
     out: str
     model: dict[str, Any]  # family, parameters by part, trained parameters
-    layout: dict[
-        str, Any
-    ]  # sizes, processes, groups of rank 0, microbatches, pipeline bubble (fraction of a step), device
+    # Sizes, processes, groups of rank 0, microbatches, pipeline bubble (fraction of a step), device.
+    layout: dict[str, Any]
     stages: tuple[StageCounts, ...]
     rehearsal: dict[str, Any]  # rehearsals of this recipe in its output directory, and how long one takes
     schedule: dict[str, Any]  # steps, learning rates, packs and tokens
     checkpoints: dict[str, Any]  # count, bytes of one, largest total, free bytes of the file system
     operators: dict[str, str]  # operator -> backend
     start: dict[str, Any]  # source of the weights and of the position; bytes and seconds of reading them
-    validation: dict[str, Any] | None = (
-        None  # samples by source, steps, what follows from the loss; None: no validation
-    )
+    # Samples by source, steps, what follows from the loss; None: no validation.
+    validation: dict[str, Any] | None = None
     data: dict[str, Any] | None  # statistics of the first packs, at most one step; None if there is no data
     warnings: tuple[str, ...]  # settings that make the run slower than it could be
     problems: tuple[str, ...]  # reasons why the run could not start on this machine

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
 
 
 class SampleReference(Protocol):
@@ -15,42 +14,34 @@ class SampleReference(Protocol):
     @property
     def source(self) -> str:
         """Name of the source."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Number of completed passes over the source before this sample."""
-        ...
 
     @property
     def shard(self) -> str:
         """Name of the shard."""
-        ...
 
     @property
     def sample_index(self) -> int:
         """Index in the shard."""
-        ...
 
     @property
     def key(self) -> str:
         """Key of the sample."""
-        ...
 
     @property
     def num_images(self) -> int:
         """Number of images."""
-        ...
 
     @property
     def num_videos(self) -> int:
         """Number of videos."""
-        ...
 
     @property
     def failed(self) -> bool:
         """Whether it could not be read or decoded, so that a placeholder without loss tokens replaces it."""
-        ...
 
 
 class Batch(Protocol):
@@ -59,20 +50,16 @@ class Batch(Protocol):
     @property
     def samples(self) -> Sequence[SampleReference]:
         """The samples in order, without the padding."""
-        ...
 
     @property
     def num_loss_tokens(self) -> int:
         """Loss tokens of the pack."""
-        ...
 
     def to(self, device: torch.device) -> Self:
         """The same pack with its tensors on a device."""
-        ...
 
     def model_inputs(self) -> dict[str, Any]:
         """input_ids, labels, position_ids, cu_seqlens, max_seqlen, pixel_values, image_grid_thw, loss_positions."""
-        ...
 
 
 class BatchSource(Protocol):
@@ -80,19 +67,15 @@ class BatchSource(Protocol):
 
     def __next__(self) -> Batch:
         """The next pack."""
-        ...
 
     def is_used_up(self) -> bool:
         """Whether no pack is left; the same value on every rank after the last pack of a step."""
-        ...
 
     def rebuild(self, batch: Any, failed: Sequence[bool]) -> Batch:
         """Build a pack of the newest step again, with placeholders for failed samples."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """State to continue with the next step."""
-        ...
 
     def load_state_dict(
         self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
@@ -103,12 +86,3 @@ class BatchSource(Protocol):
             accept_change: User who accepts that the data has changed; None: changed data is refused.
             parent_log: Audit log of the run that saved the state.
         """
-        ...
-
-
-class TrainModel(Protocol):
-    """A model, or one pipeline stage of it."""
-
-    def __call__(self, **inputs: Any) -> Tensor:
-        """Summed loss of a pack, scalar float32 (hidden states on all stages but the last)."""
-        ...

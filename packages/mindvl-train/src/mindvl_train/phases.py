@@ -164,9 +164,8 @@ def _differences(then: Any, now: Any, path: str = "") -> Iterator[str]:
     if path in _FREE:
         return
     if isinstance(then, dict) and isinstance(now, dict):
-        for key in (
-            then.keys() & now.keys()
-        ):  # a key that only one of them has comes from another version, with its default
+        # A key that only one of them has comes from another version, with its default.
+        for key in then.keys() & now.keys():
             yield from _differences(then[key], now[key], f"{path}.{key}" if path else key)
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for index, (one, other) in enumerate(zip(then, now, strict=True)):

@@ -5,7 +5,6 @@ A thin layer over `mindvl_train.checks.alignment`; check.py adds it to its group
 """
 
 import json
-import math
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import AS_JSON, OVERRIDES, PLOT_FILE, RECIPE, count_option
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, PLOT_FILE, RECIPE, count_option, finite_or_none
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -84,23 +83,18 @@ def _plain(report: "AlignmentReport") -> dict[str, Any]:
         "ok": report.holds,
         "phase": report.phase,
         "precision": report.precision,
-        "mean_difference": _finite(report.mean_difference),
+        "mean_difference": finite_or_none(report.mean_difference),
         "bound": report.bound,
-        "differences": {name: _finite(value) for name, value in report.differences.items()},
+        "differences": {name: finite_or_none(value) for name, value in report.differences.items()},
         "bounds": dict(report.bounds),
         "parameter": report.parameter,
         "moved_tokens": report.moved_tokens,
         "note": report.note,
         "steps": [
-            {name: _finite(value) for name, value in (asdict(step) | {"difference": step.difference}).items()}
+            {name: finite_or_none(value) for name, value in (asdict(step) | {"difference": step.difference}).items()}
             for step in report.steps
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None where JSON has no such number."""
-    return value if math.isfinite(value) else None
 
 
 def _text(report: "AlignmentReport") -> str:

@@ -18,7 +18,7 @@ import click
 from mindvl_cli.commands.alignment import alignment
 from mindvl_cli.commands.check_memory import memory
 from mindvl_cli.commands.check_training import packing, parallel
-from mindvl_cli.commands.options import AS_JSON, OUT_FILE, TRUST_REMOTE_CODE, count_option
+from mindvl_cli.commands.options import AS_JSON, OUT_FILE, TRUST_REMOTE_CODE, count_option, finite_or_none
 from mindvl_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -153,9 +153,6 @@ def _write_csv(out: Path, report: "ParityReport") -> None:
 
 
 def _summary(report: "ParityReport", model: Path) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None  # JSON has no NaN
-
     errors = ("mae", "mre", "max_difference", "rounding_mae", "rounding_mre")
     return {
         "ok": not report.failing,
@@ -164,13 +161,10 @@ def _summary(report: "ParityReport", model: Path) -> dict[str, Any]:
         "dtype": report.dtype,
         "seed": report.seed,
         "worst": {
-            kind: {"inputs": len(inputs)} | {error: number(_worst(inputs, error)) for error in errors}
+            kind: {"inputs": len(inputs)} | {error: finite_or_none(_worst(inputs, error)) for error in errors}
             for kind, inputs in report.by_kind().items()
         },
-        "failing": [
-            {name: number(value) if isinstance(value, float) else value for name, value in _row(one).items()}
-            for one in report.failing
-        ],
+        "failing": [{name: finite_or_none(value) for name, value in _row(one).items()} for one in report.failing],
     }
 
 

@@ -6,7 +6,6 @@ A thin layer over mindvl_train.checks; check.py adds both commands to its group.
 """
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE, count_option
+from mindvl_cli.commands.options import AS_JSON, OVERRIDES, RECIPE, count_option, finite_or_none
 
 if TYPE_CHECKING:
     from mindvl_train.checks.packing import PackingReport
@@ -196,7 +195,7 @@ def layout_json(report: "LayoutReport") -> dict[str, Any]:
         "problem": report.problem,
         "note": report.note,
         "differences": {
-            column: asdict(found) | {"value": _finite(found.value), "holds": found.holds}
+            column: asdict(found) | {"value": finite_or_none(found.value), "holds": found.holds}
             for column, found in report.differences.items()
         },
     }
@@ -205,8 +204,4 @@ def layout_json(report: "LayoutReport") -> dict[str, Any]:
 def _plain(report: "PackingReport") -> dict[str, Any]:
     """JSON values; None where there is nothing to compare, as JSON has no NaN."""
     values = asdict(report) | {"holds": report.holds}
-    return {name: _finite(value) for name, value in values.items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: finite_or_none(value) for name, value in values.items()}

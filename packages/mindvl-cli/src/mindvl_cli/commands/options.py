@@ -86,6 +86,11 @@ TRUST_REMOTE_CODE = click.option(
 )  # fmt: skip
 
 
+def finite_or_none(value: Any) -> Any:
+    """The value; None in place of NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def count_option(*names: str, help: str, default: int | None = None, least: int = 1) -> Callable[[F], F]:
     """An option for a whole number of at least `least`; its default is shown."""
     return click.option(

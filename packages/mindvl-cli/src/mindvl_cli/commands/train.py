@@ -112,9 +112,8 @@ def train(
             document = {"finished": _all_finished(stages, results), "stages": results} if pipeline else results[0]
             click.echo(json.dumps(document))
         else:
-            for stage, result in zip(
-                stages, results, strict=False
-            ):  # a pipeline may have stopped before its last stage
+            # A pipeline may have stopped before its last stage.
+            for stage, result in zip(stages, results, strict=False):
                 name = f"{stage.name}: " if pipeline else ""
                 click.echo(f"{name}{_how(stage, result)} at step {result['step']}: {result['checkpoint']}")
     if not _all_finished(stages, results):

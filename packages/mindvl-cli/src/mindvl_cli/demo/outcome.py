@@ -178,9 +178,8 @@ def _examples(work: DemoRun, chosen: dict[str, Any]) -> tuple[Example, ...]:
         max_new_tokens=int(options["--max-new-tokens"]),
     )
     cache = work.out / "scores" / "merged" / CACHE_NAME
-    predictor = make_predictor(
-        work.model("merged"), config=config, cache=cache, trust_remote_code=True
-    )  # exported by the demo
+    # Exported by the demo.
+    predictor = make_predictor(work.model("merged"), config=config, cache=cache, trust_remote_code=True)
     shown = []
     for benchmark in load_benchmarks(work.benchmarks("test")):
         if benchmark.name not in BENCHMARK_TASKS:

@@ -34,6 +34,16 @@ def data_url(image: Image.Image | NDArray[np.uint8], kind: str = "PNG") -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def words(name: str) -> str:
+    """The words of a name with underscores."""
+    return name.replace("_", " ")
+
+
+def share_text(share: float | None) -> str:
+    """Such as 12.34%; a dash where there is none."""
+    return "-" if share is None else f"{share:.2%}"
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -43,7 +53,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"fmt": _formatted, "compact": _compact, "words": _words, "pairs": _pairs}
+    environment.filters |= {"fmt": _formatted, "compact": _compact, "words": words, "pairs": _pairs}
     environment.globals["style"] = Markup(files("mindvl_cli.pages").joinpath("style.css").read_text(encoding="utf-8"))
     return environment
 
@@ -61,10 +71,6 @@ def _compact(count: float) -> str:
     return str(count)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _pairs(values: dict[str, Any]) -> str:
     """name value, name value; values that are not set are left out."""
     pieces = []
@@ -72,5 +78,5 @@ def _pairs(values: dict[str, Any]) -> str:
         if isinstance(value, dict):
             value = f"({_pairs(value)})"
         if value is not None and value != "()":
-            pieces.append(f"{_words(name)} {value}")
+            pieces.append(f"{words(name)} {value}")
     return ", ".join(pieces)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindvl_cli.pages.plots import Plot, areas, heat_map, line, lines
-from mindvl_cli.pages.render import render
+from mindvl_cli.pages.render import render, share_text, words
 from mindvl_cli.run_figures import RunRecord, gain, splits
 
 MOST_CURVES = 10  # of sources in one plot, the largest ones; the table has all of them
@@ -58,9 +58,9 @@ def run_page(run: RunRecord, figures: dict[str, Any]) -> str:
         source_rows=[
             (
                 source["name"],
-                _share(source["share_asked"]),
+                share_text(source["share_asked"]),
                 f"{source['tokens']:,}",
-                _share(source["share_of_tokens"]),
+                share_text(source["share_of_tokens"]),
                 "-" if source["loss"] is None else f"{source['loss']:.4f}",
             )
             for source in figures["sources"]
@@ -127,12 +127,12 @@ def _split(run: RunRecord, split: dict[str, dict[str, float]]) -> dict[str, Any]
     if not split:
         return {"split": None}
     measured = splits(run.lines, run.card)
-    layers = [(_words(name), [one[name] for one in measured]) for name in split]
+    layers = [(words(name), [one[name] for one in measured]) for name in split]
     steps = [float(report["step"]) for report in run.lines if "step_split" in report]
     return {
         "split": areas(steps, layers, x_label="step", y_label="s", describe="Seconds of a step by part"),
         "split_rows": [
-            (_words(name), f"{1000 * part['seconds']:,.1f}", f"{part['share']:.1%}", gain(name, part))
+            (words(name), f"{1000 * part['seconds']:,.1f}", f"{part['share']:.1%}", gain(name, part))
             for name, part in split.items()
         ],
     }
@@ -158,14 +158,6 @@ def _experts(reports: Sequence[Line]) -> dict[str, Any]:
             value_format=".2f",
             low=1.0,
         ),
-        "expert_head": ["layer", *map(_words, names)],
+        "expert_head": ["layer", *map(words, names)],
         "expert_rows": [(layer, *(f"{last[name][layer]:.4g}" for name in names)) for layer in layers],
     }
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

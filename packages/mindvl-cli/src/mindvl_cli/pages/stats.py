@@ -7,7 +7,7 @@ Comes after mindvl_data.order.stats, which defines every figure.
 from typing import Any
 
 from mindvl_cli.pages.plots import histogram, paired_bars
-from mindvl_cli.pages.render import render
+from mindvl_cli.pages.render import render, share_text
 
 _MAX_BARS = 24  # sources drawn; the table has all of them
 
@@ -54,14 +54,10 @@ def stats_page(figures: dict[str, Any], *, title: str) -> str:
             for source in sources
         ],
         imbalance_rows=[
-            (row["dp_size"], row["microbatches"], _share(row["rank"]), _share(row["lockstep"]))
+            (row["dp_size"], row["microbatches"], share_text(row["rank"]), share_text(row["lockstep"]))
             for row in figures["imbalance"]
         ],
         dropped_rows=[
             (source["name"], reason, f"{count:,}") for source in sources for reason, count in source["dropped"].items()
         ],
     )
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mindvl_data.curation.dialogue import Language, check_language, language_of
+from mindvl_data.curation.dialogue import Language
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, check_endpoint
 from mindvl_data.curation.judging import sample_parts
 from mindvl_data.curation.model_replies import one_of
-from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
+from mindvl_data.curation.prompt_texts import check_prompts, default_prompt, filled, prompt_for
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import DataError
@@ -92,9 +92,7 @@ class EndpointClassifier:
     max_tokens: int = 64
 
     def __post_init__(self) -> None:
-        check_language(self.language)
-        check_fields("prompt_en", self.prompt_en, "capabilities")
-        check_fields("prompt_zh", self.prompt_zh, "capabilities")
+        check_prompts(self, "capabilities")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +239,7 @@ def _by_endpoint(
     capabilities = "\n".join(f"- {name}: {description}" for name, description in taxonomy.items())
 
     def question(record: Record) -> Question:
-        is_chinese = language_of(record, classifier.language) == "zh"
-        prompt = filled(classifier.prompt_zh if is_chinese else classifier.prompt_en, capabilities=capabilities)
+        prompt = filled(prompt_for(record, classifier), capabilities=capabilities)
         return Question([*sample_parts(record, classifier.max_images), prompt], classifier.max_tokens)
 
     replies = Endpoint.of(classifier.endpoint, context).ask_each(records, question)

@@ -22,9 +22,8 @@ from mindvl_data.image_files import open_image, orientation
 from mindvl_data.shards.media import media_extension
 from mindvl_data.shards.tar import VIDEO_EXTENSIONS
 
-MEASURED_SIZE = (
-    256  # pixels of the longer side at which pixels are measured, so that values do not depend on the resolution
-)
+# Pixels of the longer side at which pixels are measured, so that values do not depend on the resolution.
+MEASURED_SIZE = 256
 _TOLERANCE = 8  # gray levels within which colors are equal
 
 
@@ -82,7 +81,6 @@ class ImageSize:
 )
 def image_size(records: list[Record], config: ImageSize, context: Context) -> Sequence[Outcome]:
     """Drop images by size, shape, bytes, frames and number (paper, B.1.1: image-based criteria). Decodes nothing."""
-    del context
     return [_size_outcome(record, config) for record in records]
 
 
@@ -163,7 +161,6 @@ class ImageContent:
 )
 def image_content(records: list[Record], config: ImageContent, context: Context) -> Sequence[Outcome]:
     """Drop blank, blurred and framed images (paper, B.1.1: image-based criteria)."""
-    del context
     return [_content_outcome(record, config) for record in records]
 
 

@@ -8,10 +8,10 @@ Comes after classification.py; judging.py and verification.py check the result.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindvl_data.curation.dialogue import Language, check_language, language_of
+from mindvl_data.curation.dialogue import Language
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, Reply, check_endpoint
 from mindvl_data.curation.model_replies import json_value
-from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
+from mindvl_data.curation.prompt_texts import check_prompts, default_prompt, filled, prompt_for
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import SampleError
@@ -41,9 +41,7 @@ class WriteInstructions:
     max_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        check_language(self.language)
-        for name, prompt in (("prompt_en", self.prompt_en), ("prompt_zh", self.prompt_zh)):
-            check_fields(name, prompt, "count", "capability", "guideline")
+        check_prompts(self, "count", "capability", "guideline")
         if not self.guidelines:
             raise ValueError("guidelines: is empty. Name at least one capability.")
         if self.count < 1:
@@ -66,7 +64,7 @@ def write_instructions(records: list[Record], config: WriteInstructions, context
         if capability not in config.guidelines or not record.media:
             return None
         prompt = filled(
-            config.prompt_zh if language_of(record, config.language) == "zh" else config.prompt_en,
+            prompt_for(record, config),
             count=str(config.count), capability=str(capability), guideline=config.guidelines[capability],
         )  # fmt: skip
         return Question([*record.media, prompt], config.max_tokens)

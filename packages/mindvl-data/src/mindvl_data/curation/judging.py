@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindvl_data.curation.dialogue import Language, Parts, check_language, language_of, turns
+from mindvl_data.curation.dialogue import Language, Parts, turns
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, check_endpoint
 from mindvl_data.curation.model_replies import scores
-from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
+from mindvl_data.curation.prompt_texts import check_prompts, default_prompt, filled, prompt_for
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Drop, Outcome, Step
 from mindvl_data.errors import SampleError
@@ -57,9 +57,7 @@ class JudgeInterleaved:
     max_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        check_language(self.language)
-        for name, prompt in (("prompt_en", self.prompt_en), ("prompt_zh", self.prompt_zh)):
-            check_fields(name, prompt, "dimensions", "form")
+        check_prompts(self, "dimensions", "form")
         if not self.dimensions:
             raise ValueError("dimensions: is empty. Name at least one dimension.")
         for name, score in self.min_scores.items():
@@ -139,7 +137,6 @@ def sample_parts(record: Record, max_images: int) -> Parts:
 
 
 def _prompt(record: Record, config: JudgeInterleaved) -> str:
-    prompt = config.prompt_zh if language_of(record, config.language) == "zh" else config.prompt_en
     dimensions = "\n".join(f"- {name}: {description}" for name, description in config.dimensions.items())
     form = json.dumps({name: {"score": 3, "reason": "..."} for name in config.dimensions})
-    return filled(prompt, dimensions=dimensions, form=form)
+    return filled(prompt_for(record, config), dimensions=dimensions, form=form)

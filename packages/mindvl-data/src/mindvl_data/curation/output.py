@@ -24,7 +24,7 @@ from mindvl_data.errors import redact
 from mindvl_data.shards.atomic import AtomicFile, write_atomically
 from mindvl_data.shards.indexing import index_directory
 from mindvl_data.shards.media import media_extension
-from mindvl_data.shards.tar import WRITING_MARK, ShardWriter
+from mindvl_data.shards.tar import WRITING_MARK, ShardWriter, shard_name
 
 SHARDS_NAME = "shards"
 MANIFEST_NAME = "curation.json"
@@ -73,11 +73,11 @@ def write_shards_of_parts(
     mark.touch()
     total = sum(written)
     done = 0
-    while done + samples_per_shard <= total and (out / _shard_name(done // samples_per_shard)).is_file():
+    while done + samples_per_shard <= total and (out / shard_name(done // samples_per_shard)).is_file():
         done += samples_per_shard
     samples = _samples(last, parts, written, skip=done)
     while done < total:
-        with ShardWriter(out / _shard_name(done // samples_per_shard)) as shard:
+        with ShardWriter(out / shard_name(done // samples_per_shard)) as shard:
             for position in range(done, min(done + samples_per_shard, total)):
                 header, media = next(samples)
                 shard.add(f"{position:09d}.json", header)
@@ -166,7 +166,3 @@ def _samples(
             continue
         yield from frames(records_path(last.directory, part.number), skip=skip)
         skip = 0
-
-
-def _shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"

@@ -252,9 +252,8 @@ class _WordBuilder:
         scale = 1.0
         if self._raw.FPDFText_GetMatrix(self._text, self._first, matrix):
             along = self._display.vector(matrix.a, matrix.b)
-            if (
-                along[0] <= 0 or abs(along[1]) > 0.3 * along[0]
-            ):  # text along another direction, such as a label of an axis
+            # Text along another direction, such as a label of an axis.
+            if along[0] <= 0 or abs(along[1]) > 0.3 * along[0]:
                 return
             scale = math.hypot(*self._display.vector(matrix.c, matrix.d))
         size = self._raw.FPDFText_GetFontSize(self._text, self._first) * scale

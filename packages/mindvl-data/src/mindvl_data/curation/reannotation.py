@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindvl_data.curation.dialogue import Language, answer, check_language, language_of, turns, with_answer
+from mindvl_data.curation.dialogue import Language, answer, turns, with_answer
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question, Reply, check_endpoint
 from mindvl_data.curation.model_replies import complete_text
-from mindvl_data.curation.prompt_texts import check_fields, default_prompt, filled
+from mindvl_data.curation.prompt_texts import check_prompts, default_prompt, filled, prompt_for
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.errors import SampleError
@@ -45,7 +45,7 @@ class Recaption:
     max_tokens: int = 512
 
     def __post_init__(self) -> None:
-        check_language(self.language)
+        check_prompts(self)
 
 
 @Step(
@@ -65,8 +65,7 @@ def recaption(records: list[Record], config: Recaption, context: Context) -> Seq
         answer(record)  # fails before anything is paid for
         if len(record.media) != 1:
             raise SampleError(f"a pair has one image, the record has {len(record.media)} media")
-        prompt = config.prompt_zh if language_of(record, config.language) == "zh" else config.prompt_en
-        return Question([record.media[0], prompt], config.max_tokens)
+        return Question([record.media[0], prompt_for(record, config)], config.max_tokens)
 
     replies = Endpoint.of(config.endpoint, context).ask_each(records, question)
     return [_replaced(*pair, config.endpoint, "recaptioned") for pair in zip(records, replies, strict=True)]
@@ -97,7 +96,7 @@ class Reannotate:
     max_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        check_language(self.language)
+        check_prompts(self)
 
 
 @Step(
@@ -119,10 +118,11 @@ def reannotate(records: list[Record], config: Reannotate, context: Context) -> S
         *history, _ = turns(record)
         if not history or history[-1][0] != "user":
             raise SampleError("the record has no question before its answer")
-        prompt = config.prompt_zh if language_of(record, config.language) == "zh" else config.prompt_en
         system = [str(part) for role, parts in history if role == "system" for part in parts]
         before = [turn for turn in history[:-1] if turn[0] != "system"]
-        return Question(history[-1][1], config.max_tokens, system="\n\n".join([prompt, *system]), history=before)
+        return Question(
+            history[-1][1], config.max_tokens, system="\n\n".join([prompt_for(record, config), *system]), history=before
+        )
 
     replies = Endpoint.of(config.endpoint, context).ask_each(records, question)
     return [_replaced(*pair, config.endpoint, "reannotated") for pair in zip(records, replies, strict=True)]
@@ -146,9 +146,7 @@ class RewriteAnswers:
     max_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        check_language(self.language)
-        for name, prompt in (("prompt_en", self.prompt_en), ("prompt_zh", self.prompt_zh)):
-            check_fields(name, prompt, "question", "answer")
+        check_prompts(self, "question", "answer")
 
 
 @Step(
@@ -166,11 +164,10 @@ def rewrite_answers(records: list[Record], config: RewriteAnswers, context: Cont
     """
 
     def question(record: Record) -> Question:
-        prompt = config.prompt_zh if language_of(record, config.language) == "zh" else config.prompt_en
         old = answer(record)
         asked = [turn for turn in turns(record) if turn[0] == "user"][-1:]
         text = "\n".join(part for _, parts in asked for part in parts if isinstance(part, str))
-        return Question([filled(prompt, question=text, answer=old)], config.max_tokens)
+        return Question([filled(prompt_for(record, config), question=text, answer=old)], config.max_tokens)
 
     outcomes: list[Outcome] = []
     for record, reply in zip(records, Endpoint.of(config.endpoint, context).ask_each(records, question), strict=True):

@@ -224,9 +224,8 @@ class NudeNet:
         """Probabilities; 0 if nothing is detected. The detector reports nothing below 0.2."""
         scores = []
         for item in items:
-            found = self._detector.detect(
-                np.ascontiguousarray(item.pixels[..., ::-1])
-            )  # it expects BGR, as OpenCV reads
+            # It expects BGR, as OpenCV reads.
+            found = self._detector.detect(np.ascontiguousarray(item.pixels[..., ::-1]))
             scores.append(max((one["score"] for one in found if one["class"] in self._classes), default=0.0))
         return [round(score, DECIMALS) for score in scores]
 

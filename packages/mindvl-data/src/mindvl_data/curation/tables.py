@@ -113,15 +113,11 @@ class ChartTableConfig(TableConfig):
 )
 def table_html(records: list[Record], config: TableConfig, context: Context) -> Sequence[Outcome]:
     """B.1.3: replace the answer of each record, a table in HTML, Markdown or CSV, by plain HTML whose grid is consistent."""
-    outcomes: list[Outcome] = []
-    for record in records:
-        table = _table("\n".join(record.answers()), config)
-        if isinstance(table, Drop):
-            outcomes.append(table)
-            continue
-        rows, facts = table
-        outcomes.append(_with_answer(record, to_html(rows)).with_facts(**facts))
-    return outcomes
+    tables = [_table("\n".join(record.answers()), config) for record in records]
+    return [
+        table if isinstance(table, Drop) else _with_answer(record, to_html(table[0])).with_facts(**table[1])
+        for record, table in zip(records, tables, strict=True)
+    ]
 
 
 @Step(
@@ -136,25 +132,23 @@ def table_html(records: list[Record], config: TableConfig, context: Context) -> 
 def render_table(records: list[Record], config: RenderTableConfig, context: Context) -> Sequence[Outcome]:
     """B.1.3: draw the table of each record in varied styles; the answer is its plain HTML."""
     fonts = font_files(config.fonts)
-    outcomes: list[Outcome] = []
-    for record in records:
-        table = _table("\n".join(record.answers()), config)
-        if isinstance(table, Drop):
-            outcomes.append(table)
-            continue
-        rows, facts = table
-        text = "".join(cell.text for row in rows for cell in row)
-        usable, missing = usable_fonts(text, fonts, context)
-        if not usable:
-            outcomes.append(Drop("missing_glyphs", missing[:50]))
-            continue
-        image = _drawn(rows, usable, config, context.random(record, "render_table"))
-        if image is None:
-            outcomes.append(Drop("too_large", "pixels", facts))
-            continue
-        prompts = PROMPTS_ZH if is_chinese(text) else PROMPTS
-        outcomes.append(_pair(record, image, prompts, to_html(rows), context).with_facts(**facts))
-    return outcomes
+    return [_rendered(record, fonts, config, context) for record in records]
+
+
+def _rendered(record: Record, fonts: Sequence[str], config: RenderTableConfig, context: Context) -> Outcome:
+    table = _table("\n".join(record.answers()), config)
+    if isinstance(table, Drop):
+        return table
+    rows, facts = table
+    text = "".join(cell.text for row in rows for cell in row)
+    usable, missing = usable_fonts(text, fonts, context)
+    if not usable:
+        return Drop("missing_glyphs", missing[:50])
+    image = _drawn(rows, usable, config, context.random(record, "render_table"))
+    if image is None:
+        return Drop("too_large", "pixels", facts)
+    prompts = PROMPTS_ZH if is_chinese(text) else PROMPTS
+    return _pair(record, image, prompts, to_html(rows), context).with_facts(**facts)
 
 
 def _prepare_charts(config: ChartTableConfig, context: Context) -> None:

@@ -28,9 +28,8 @@ from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Outcome, Step
 from mindvl_data.curation.word_lists import read_characters, read_list, require_files
 
-MEASURED_CHARACTERS = (
-    1 << 20
-)  # repetition and listed words are measured in this many characters of a text, in bounded time
+# Repetition and listed words are measured in this many characters of a text, in bounded time.
+MEASURED_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,6 @@ class LineLength:
 )
 def line_length(records: list[Record], config: LineLength, context: Context) -> Sequence[Outcome]:
     """Drop texts of very short or very long lines, such as lists of links or tables without line ends (paper, B.1.1)."""
-    del context
     texts = [record.text() for record in records]
     lines = [text.splitlines() for text in texts]
     return apply_limits(

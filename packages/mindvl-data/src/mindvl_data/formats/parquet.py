@@ -17,9 +17,8 @@ from mindvl_data.formats.columns import column_record, media_columns, with_media
 from mindvl_data.formats.record import Origin, Records, Row, each_row
 
 ROWS_AT_ONCE = 32  # few, because rows with images are large
-_SPLIT = re.compile(
-    r"(train|validation|valid|val|dev|test)\b"
-)  # names that the datasets library gives to files of splits
+# Names that the datasets library gives to files of splits.
+_SPLIT = re.compile(r"(train|validation|valid|val|dev|test)\b")
 
 
 def read_parquet(path: Path, image_root: Path | None) -> Records:

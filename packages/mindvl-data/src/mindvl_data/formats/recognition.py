@@ -19,9 +19,8 @@ _PACKED = (".7z", ".bz2", ".gz", ".rar", ".xz", ".zip", ".zst")
 _TABLES = (".csv", ".tsv")
 _METADATA = ("metadata.csv", "metadata.jsonl")
 _ORIGINS = ("url", "path", "file", "filename", "filepath")
-DATASET_INFO = (
-    "dataset_info.json"  # of LLaMA-Factory; the datasets library writes one of the same name into a directory
-)
+# Of LLaMA-Factory; the datasets library writes one of the same name into a directory.
+DATASET_INFO = "dataset_info.json"
 
 
 def recognize(source: Path | str) -> tuple[Path | str, str, str]:

@@ -17,9 +17,8 @@ _ROLES = {
     "system": "system",
     "tool": "tool",
 }
-_PLACEHOLDER = re.compile(
-    r"<(image|video)>|<(box|point):(\d{1,9})>"
-)  # at most 9 digits, because int() limits the length
+# At most 9 digits, because int() limits the length.
+_PLACEHOLDER = re.compile(r"<(image|video)>|<(box|point):(\d{1,9})>")
 _MEDIA_PLACEHOLDER = re.compile(r"<(image|video)>")
 
 

@@ -64,9 +64,8 @@ class ShardFiles:
         if isinstance(location, str) and is_remote(location):
             self._count("bytes_wanted", sum(length for _, length in ranges))
             return self._read_remote(location, ranges)
-        path = (
-            location if isinstance(location, Path) else Path(location)
-        )  # a new Path would have to compute its hash again
+        # A new Path would have to compute its hash again.
+        path = location if isinstance(location, Path) else Path(location)
         spans = coalesce(ranges)
         file = self._local.open(path)
         try:

@@ -30,9 +30,8 @@ class Damage:
     what: str
     offset: int  # of the header
     remedy: str = "Write or copy the shard again."
-    key: str | None = (
-        None  # of the sample it belongs to; None: unknown, so the samples before and after it may lack members
-    )
+    # Of the sample it belongs to; None: unknown, so the samples before and after it may lack members.
+    key: str | None = None
 
     def error(self, path: Path) -> DataError:
         """The error for a shard in which damage is not excluded."""

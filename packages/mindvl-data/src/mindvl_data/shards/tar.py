@@ -22,6 +22,11 @@ WRITING_MARK = "writing"  # this file exists in a directory until its last shard
 EXCLUDED_NAME = "excluded.jsonl"  # excluded samples with reasons, from writing and indexing
 
 
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard-{number:06d}.tar"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One file of a shard; `offset` and `length` refer to its content."""

@@ -30,7 +30,7 @@ from mindvl_data.shards.claim import claimed
 from mindvl_data.shards.manifest import ORIGIN_NAME
 from mindvl_data.shards.media import check_media, media_extension
 from mindvl_data.shards.progress import Done, WriteMark, source_identity
-from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter
+from mindvl_data.shards.tar import EXCLUDED_NAME, MAX_MEMBER_BYTES, SHARD_PATTERN, WRITING_MARK, ShardWriter, shard_name
 from mindvl_data.types import RawSample
 
 _MOST_LISTED = 20  # invalid records in one message
@@ -161,10 +161,10 @@ def _clear(out: Path, mark: WriteMark, fresh: bool) -> Done:
         raise DataError(f"{out}: the directory already holds shards. Choose an empty directory, or remove them first.")
     done = Done() if fresh else mark.load()
     for number, path in enumerate(own[: done.shards]):
-        if path.name != _shard_name(number):
-            raise DataError(f"{out}: {_shard_name(number)} is missing. Restore it, or start over with --fresh.")
+        if path.name != shard_name(number):
+            raise DataError(f"{out}: {shard_name(number)} is missing. Restore it, or start over with --fresh.")
     if len(own) < done.shards:
-        raise DataError(f"{out}: {_shard_name(len(own))} is missing. Restore it, or start over with --fresh.")
+        raise DataError(f"{out}: {shard_name(len(own))} is missing. Restore it, or start over with --fresh.")
     left = [path for name in (_OWN_SHARDS, WRITING_MARK) for path in out.glob(f".{name}.*partial")]
     for path in [*own[done.shards :], *left]:
         path.unlink()
@@ -240,7 +240,7 @@ class _ShardSequenceWriter:
 
     def add(self, members: Members) -> None:
         if self._writer is None:
-            self._writer = ShardWriter(self._directory / _shard_name(self._done.shards))
+            self._writer = ShardWriter(self._directory / shard_name(self._done.shards))
         for name, content in members:
             self._writer.add(f"{self._samples:09d}.{name}", content)
         self._samples += 1
@@ -286,10 +286,6 @@ def _append(file: BinaryIO, content: bytes) -> None:
     file.write(content)
     file.flush()
     os.fsync(file.fileno())
-
-
-def _shard_name(number: int) -> str:
-    return f"shard-{number:06d}.tar"
 
 
 def _in_order(

@@ -26,11 +26,9 @@ class Answers(Protocol):
 
     def prepare(self, batch: Any) -> Any:
         """Inputs of a batch on the host."""
-        ...
 
     def generate(self, inputs: Any) -> tuple[list[str], float]:
         """Answers, and the seconds that they took."""
-        ...
 
 
 def check_device(name: str) -> None:

@@ -19,19 +19,15 @@ class ImageDecoder(Hashable, Protocol):
 
     def read_size(self, content: bytes) -> Size:
         """Height and width as shown (EXIF orientation applied), from the header of an image file."""
-        ...
 
     def decode(self, content: bytes) -> Any:
         """Pixels uint8 `[height, width, 3]` of an image file."""
-        ...
 
     def decode_scaled(self, content: bytes, size: Size) -> Any:
         """Pixels uint8 `[*size, 3]` of an image file, resized as training does with `data.image.jpeg_scaling`."""
-        ...
 
     def resized(self, size: Size, *, multiple: int, min_pixels: int, max_pixels: int) -> Size:
         """Size after resizing to multiples of `multiple` within the limits, in pixels."""
-        ...
 
 
 def open_image(image: ImageSource, decoder: ImageDecoder, size: Size | None = None) -> Any:

@@ -38,9 +38,8 @@ _DECODER = 2  # version of image decoding; cached answers of other versions are 
 class PredictConfig:
     """Settings of generation."""
 
-    device: str = (
-        "auto"  # auto: an accelerator if there is one, else cpu; several, as in cuda:0,cuda:1: a process for each
-    )
+    # Auto: an accelerator if there is one, else cpu; several, as in cuda:0,cuda:1: a process for each.
+    device: str = "auto"
     batch_size: int = 64  # items in one generate call
     max_batch_tokens: int = 32768  # prompt tokens in one generate call, padding included
     max_new_tokens: int = 64  # longest answer

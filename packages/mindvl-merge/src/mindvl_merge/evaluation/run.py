@@ -37,9 +37,8 @@ class Evaluation:
     predictions: tuple[Prediction, ...]  # in the order of benchmarks and items
     item_scores: tuple[float, ...]  # of each prediction
     judged: tuple[Judged | None, ...]  # of each prediction; None where no judge was asked
-    failed_judgements: dict[
-        str, int
-    ]  # by benchmark that needs a judge: its items without a valid judgement, which score 0
+    # By benchmark that needs a judge: its items without a valid judgement, which score 0.
+    failed_judgements: dict[str, int]
 
     def report(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -36,11 +36,9 @@ class Scorer(Protocol[Item]):
 
     def resized(self, item: Item, min_pixels: int, max_pixels: int) -> Hashable:
         """A key of the model input for `item`: equal for two limits if and only if the inputs are equal."""
-        ...
 
     def score(self, requests: Sequence[Request[Item]]) -> Sequence[float]:
         """A score for each request, higher is better."""
-        ...
 
 
 @runtime_checkable
@@ -49,7 +47,6 @@ class CountsVisualTokens(Protocol):
 
     def num_visual_tokens(self, item: object, min_pixels: int, max_pixels: int) -> int:
         """Visual tokens of all images of `item`."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +55,6 @@ class MeasuresTime(Protocol[Item]):
 
     def score_timed(self, requests: Sequence[Request[Item]]) -> Sequence[tuple[float, float]]:
         """Score and seconds for each request, instead of `score`; NaN seconds if they are not known."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

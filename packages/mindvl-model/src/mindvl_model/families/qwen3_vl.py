@@ -24,9 +24,8 @@ SECTIONS = (24, 20, 20)  # default of transformers
 class Qwen3VLPreset(GroupedQueryPreset):
     """The dense decoder of Qwen3-VL: normalized queries and keys, rotary over three alternating axes (M-RoPE)."""
 
-    kind: Literal["qwen3_vl_text"] = (
-        "qwen3_vl_text"  # Family of the language model; selects the fields of this section.
-    )
+    # Family of the language model; selects the fields of this section.
+    kind: Literal["qwen3_vl_text"] = "qwen3_vl_text"
     mrope_sections: tuple[int, int, int] = SECTIONS  # Rotary frequency pairs per axis: time, height, width.
     rotary_base: float = 5_000_000.0
     max_positions: int = 262_144

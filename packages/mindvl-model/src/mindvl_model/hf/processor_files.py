@@ -34,9 +34,8 @@ class ProcessorSettings:
 
     min_pixels: int  # per image
     max_pixels: int  # per image
-    jpeg_scaling: bool = (
-        False  # JPEGs were decoded at a fraction of their size in training; `mindvl eval` does the same
-    )
+    # JPEGs were decoded at a fraction of their size in training; `mindvl eval` does the same.
+    jpeg_scaling: bool = False
     # Unit of points and boxes in texts, which `mindvl eval` reads; None: as the vision encoder.
     coordinates: Literal["absolute", "relative"] | None = None
     video: VideoSettings = field(default_factory=VideoSettings)

@@ -105,9 +105,8 @@ def read_vision(keys: Keys, path: Path, kind: str) -> VisionConfig:
             sizes[field] = keys.number(key, keys.take("in_chans", *default))
         else:
             sizes[field] = keys.number(key, *default, most=MAX_LAYERS if field == "num_layers" else MAX_NUMBER)
-    if (
-        "full_attention_layers" in sizes
-    ):  # transformers ignores layers that do not exist, such as defaults of small models
+    # Transformers ignores layers that do not exist, such as defaults of small models.
+    if "full_attention_layers" in sizes:
         sizes["full_attention_layers"] = tuple(
             one for one in sizes["full_attention_layers"] if one < sizes["num_layers"]
         )

@@ -70,9 +70,8 @@ def is_adapter(param_name: str) -> bool:
 def set_dropout_step(models: Iterable[Any], step: int) -> None:
     """Set the optimizer step on which dropout masks depend; call before the forward passes of a step."""
     for model in models:
-        while isinstance(
-            inner := getattr(model, "module", None), torch.nn.Module
-        ):  # gradient buffers, precision wrapper
+        # Gradient buffers, precision wrapper.
+        while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
             model = inner
         hooks = getattr(model, "dropout_hooks", None)
         if hooks is not None:

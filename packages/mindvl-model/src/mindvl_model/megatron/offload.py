@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-SMALLEST_BYTES = (
-    1 << 20
-)  # a smaller tensor stays on the device, because a copy would cost more than the memory it frees
+# A smaller tensor stays on the device, because a copy would cost more than the memory it frees.
+SMALLEST_BYTES = 1 << 20
 
 
 class ActivationOffload:

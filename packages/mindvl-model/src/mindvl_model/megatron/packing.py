@@ -33,9 +33,8 @@ class PackedSequence(PackedSeqParams):
     loss_positions: Tensor | None = None  # [L] on the host, positions of the labels in the whole pack; None: unknown
     num_loss_tokens: Tensor | None = None  # number of loss tokens, scalar on the device; None: no labels
     num_tokens: int | None = None  # length before padding by the model; None: not padded
-    expert_rows: dict[int, Any] = field(
-        default_factory=dict
-    )  # by layer number: sizes of a forward pass to be recomputed
+    # By layer number: sizes of a forward pass to be recomputed.
+    expert_rows: dict[int, Any] = field(default_factory=dict)
     dropout_rows: Tensor | None = None  # [T/cp] int64, keys of the rows for the dropout of adapters; None: no dropout
     # By layer number: tensors [T/(cp*tp), 1, H] that are added to the output of the layer (deepstack.py).
     added_after: dict[int, Tensor] = field(default_factory=dict)

@@ -64,15 +64,6 @@ def shared_mask(device: torch.device) -> Tensor:
     return mask
 
 
-def mask_bytes_saved(segments: Segments, *, causal: bool, window: Window | None = None) -> int:
-    """Bytes that the description saves against the full mask of the pack, `[T, Tk]` bool.
-
-    The shared mask is counted in full, although all packs and layers of a process share it.
-    """
-    used = MASK_SIDE**2 if any(call.masked for call in describe(segments, causal=causal, window=window)) else 0
-    return segments.total * segments.key_total - used
-
-
 def _describe(segments: Segments, causal: bool, window: Window | None) -> tuple[Description, ...]:
     calls: list[Description] = []
     query_start, key_start, first = 0, 0, 0

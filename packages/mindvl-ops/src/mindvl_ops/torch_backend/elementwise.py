@@ -78,9 +78,8 @@ class _RMSNorm(torch.autograd.Function):
         normed = x.to(scale.dtype) * scale
         product = wide_grad * normed
         grad_weight = product.reshape(-1, weight.shape[0]).sum(dim=0)
-        along = (
-            (product @ wide_weight).unsqueeze(-1).mul_(-1 / weight.shape[0])
-        )  # the part that only changes the length
+        # The part that only changes the length.
+        along = (product @ wide_weight).unsqueeze(-1).mul_(-1 / weight.shape[0])
         grad_x = (wide_grad * wide_weight).addcmul_(normed, along).mul_(scale)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 

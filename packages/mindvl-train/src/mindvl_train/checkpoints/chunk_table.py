@@ -122,21 +122,21 @@ class ChunkTable:
     def _parse(cls, path: Path) -> "ChunkTable":
         content = path.read_bytes()
         try:
-            _require(content[:8] == MAGIC, f"it does not begin with {MAGIC!r}")
+            require(content[:8] == MAGIC, f"it does not begin with {MAGIC!r}")
             end = 16 + int.from_bytes(content[8:16], "little")
             header: Any = json.loads(content[16:end])
             keys = {str(key): (str(dtype), tuple(map(int, shape))) for key, dtype, shape in header["keys"]}
-            _require(len(keys) == len(header["keys"]), "it lists a tensor twice")
+            require(len(keys) == len(header["keys"]), "it lists a tensor twice")
             width = _AXES + 2 * _num_axes(keys)
             rows = np.frombuffer(content, "<i8", offset=end).astype(np.int64, copy=False)
-            _require(
+            require(
                 rows.size == header["chunks"] * width,
                 f"it has {rows.size} numbers instead of {header['chunks']} x {width}",
             )
             table = cls(keys, tuple(map(str, header["files"])), rows.reshape(int(header["chunks"]), width))
             for column, known in ((_KEY, len(keys)), (_FILE, len(table.files))):
                 numbers = table.rows[:, column]
-                _require(not len(numbers) or (numbers.min() >= 0 and numbers.max() < known), "a chunk is in no file")
+                require(not len(numbers) or (numbers.min() >= 0 and numbers.max() < known), "a chunk is in no file")
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
             raise _foreign(path, error) from error
         return table
@@ -186,21 +186,21 @@ class ChunkTable:
     def _check_files(self) -> None:
         for name in self.files:
             plain = name.endswith(SUFFIX) and "/" not in name
-            _require(plain, f"{name!r} is not the name of a {SUFFIX} file")
+            require(plain, f"{name!r} is not the name of a {SUFFIX} file")
         for key, (_, shape) in self.keys.items():
-            _require(min(shape, default=0) >= 0, f"{key}: {shape} is not a valid shape")
+            require(min(shape, default=0) >= 0, f"{key}: {shape} is not a valid shape")
 
     def _check_boxes(self) -> None:
         if not len(self.rows):
             return
         axes, rows = _num_axes(self.keys), self.rows
         valid = rows[:, _START:].min() >= 0 and rows[:, _START:].max() < 1 << 62 and rows[:, _CRC32].max() < 1 << 32
-        _require(valid, "a chunk has an invalid position or checksum")
+        require(valid, "a chunk has an invalid position or checksum")
         shapes = np.array([[*shape, *[1] * (axes - len(shape))] for _, shape in self.keys.values()], np.int64)
         ends = rows[:, _AXES : _AXES + axes] + rows[:, _AXES + axes :]
         outside = (ends > shapes.reshape(len(self.keys), axes)[rows[:, _KEY]]).any(axis=1)
         key = self.chunk(int(outside.argmax())).key
-        _require(not outside.any(), f"{key}: a chunk ends outside the tensor")
+        require(not outside.any(), f"{key}: a chunk ends outside the tensor")
 
 
 def _foreign(path: Path, error: Exception) -> ValueError:
@@ -209,7 +209,7 @@ def _foreign(path: Path, error: Exception) -> ValueError:
 
 def _add(keys: dict[str, tuple[str, tuple[int, ...]]], key: str, dtype: str, shape: tuple[int, ...]) -> None:
     known = keys.setdefault(key, (dtype, shape))
-    _require(known == (dtype, shape), f"{key}: is {known} on one rank and {(dtype, shape)} on another")
+    require(known == (dtype, shape), f"{key}: is {known} on one rank and {(dtype, shape)} on another")
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:
@@ -220,6 +220,7 @@ def _num_axes(keys: dict[str, tuple[str, tuple[int, ...]]]) -> int:
     return max((len(shape) for _, shape in keys.values()), default=0)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with a message unless the condition holds."""
     if not condition:
         raise ValueError(message)

@@ -13,12 +13,8 @@ from typing import Any
 
 FILES = "files.json"
 _LARGE = ".distcp"
-_READ = (
-    "manifest.json",
-    "ledger.json",
-    "tensors/chunks.index",
-    "tensors/.metadata",
-)  # must be listed in files.json if they exist
+# Must be listed in files.json if they exist.
+_READ = ("manifest.json", "ledger.json", "tensors/chunks.index", "tensors/.metadata")
 
 
 def seal(directory: Path) -> None:

@@ -18,9 +18,8 @@ from mindvl_train.checkpoints.chunk_table import TABLE, ChunkTable
 from mindvl_train.errors import CheckpointError
 
 INDEX = ".metadata"
-PROTOCOL = (
-    4  # the opcodes that tensor_index.py allows are of this protocol; pickle's default depends on the Python version
-)
+# The opcodes that tensor_index.py allows are of this protocol; pickle's default depends on the Python version.
+PROTOCOL = 4
 _IN_PROCESS_BYTES = 2 << 20  # of lists; starting a process takes longer than joining fewer
 
 

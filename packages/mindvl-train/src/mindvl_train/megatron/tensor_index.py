@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from mindvl_train.checkpoints.chunk_table import SUFFIX, TABLE, Chunk, ChunkTable
+from mindvl_train.checkpoints.chunk_table import SUFFIX, TABLE, Chunk, ChunkTable, require
 from mindvl_train.checkpoints.torch_index import INDEX, write_torch_index
 
 _OPCODES = frozenset(
@@ -103,7 +103,7 @@ def read_index(directory: Path) -> dict[str, StoredTensor]:
     tensors = {}
     for key, rows in table.tensor_rows().items():
         dtype, shape = table.keys[key]
-        _require(dtype in DTYPES, f"{TABLE}: is not the index of a mindvl checkpoint: {key} has no valid dtype")
+        require(dtype in DTYPES, f"{TABLE}: is not the index of a mindvl checkpoint: {key} has no valid dtype")
         offsets, sizes = table.boxes(key, rows)
         tensors[key] = StoredTensor(shape, DTYPES[dtype], table, rows, offsets, offsets + sizes)
     return tensors
@@ -130,15 +130,15 @@ class _AllowListUnpickler(pickle.Unpickler):
 
 def _chunks_of(index: Any) -> list[Chunk]:
     """Convert the unpickled index after a check of its structure."""
-    _require(isinstance(index, Metadata), "it contains no Metadata")
+    require(isinstance(index, Metadata), "it contains no Metadata")
     chunks: dict[str, list[Chunk]] = {}
     for key, entry in index.state_dict_metadata.items():
-        _require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is not a tensor")
-        _require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no valid dtype")
+        require(isinstance(key, str) and isinstance(entry, TensorStorageMetadata), f"{key!r} is not a tensor")
+        require(isinstance(entry.properties.dtype, torch.dtype), f"{key}: no valid dtype")
         chunks[key] = []
     for entry_index, info in index.storage_data.items():
         key = entry_index.fqn
-        _require(key in chunks, f"{key!r} is stored, but not described")
+        require(key in chunks, f"{key!r} is stored, but not described")
         entry = index.state_dict_metadata[key]
         chunks[key].append(_chunk(key, _sizes(entry.size), entry.properties.dtype, _sizes(entry_index.offset), info))
     for key, entry in index.state_dict_metadata.items():
@@ -147,8 +147,8 @@ def _chunks_of(index: Any) -> list[Chunk]:
             chunk.sizes.extend(sizes.pop(tuple(chunk.offset)))
             ends = [start + size for start, size in zip(chunk.offset, chunk.sizes, strict=True)]
             inside = all(end <= whole for end, whole in zip(ends, chunk.whole, strict=True))
-            _require(inside, f"{key}: a chunk ends outside the tensor")
-        _require(not sizes, f"{key}: a chunk is described, but not stored")
+            require(inside, f"{key}: a chunk ends outside the tensor")
+        require(not sizes, f"{key}: a chunk is described, but not stored")
     return [chunk for held in chunks.values() for chunk in held]
 
 
@@ -156,9 +156,9 @@ def _chunk(key: str, shape: tuple[int, ...], dtype: torch.dtype, offset: tuple[i
     """One chunk without its sizes."""
     name, start, length, crc32 = info.relative_path, info.offset, info.length, info.crc32
     plain = isinstance(name, str) and name.endswith(SUFFIX) and "/" not in name
-    _require(plain, f"{name!r} is not the name of a {SUFFIX} file")
+    require(plain, f"{name!r} is not the name of a {SUFFIX} file")
     numbers = (start, length, crc32)
-    _require(
+    require(
         all(isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers),
         f"{name}: invalid position or checksum",
     )
@@ -167,10 +167,5 @@ def _chunk(key: str, shape: tuple[int, ...], dtype: torch.dtype, offset: tuple[i
 
 
 def _sizes(numbers: Any) -> tuple[int, ...]:
-    _require(isinstance(numbers, torch.Size) and min(numbers, default=0) >= 0, f"{numbers!r} are not valid sizes")
+    require(isinstance(numbers, torch.Size) and min(numbers, default=0) >= 0, f"{numbers!r} are not valid sizes")
     return tuple(numbers)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

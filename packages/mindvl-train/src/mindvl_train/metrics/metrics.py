@@ -40,15 +40,12 @@ class Sink(Protocol):
 
     def write(self, report: dict[str, Any]) -> None:
         """Write one report: numbers by name, and groups of numbers as dictionaries."""
-        ...
 
     def write_validation(self, report: dict[str, Any]) -> None:
         """Write the result of one validation."""
-        ...
 
     def close(self) -> None:
         """Flush and close."""
-        ...
 
 
 class Metrics:

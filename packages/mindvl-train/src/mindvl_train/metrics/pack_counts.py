@@ -24,9 +24,8 @@ class RunFacts:
     seq_length: int  # tokens of one pack, with padding
     trained_parts: tuple[Part, ...] = PARTS
     adapted: bool = False  # only adapters of these parts are trained
-    rate_factors: dict[str, float] = field(
-        default_factory=dict
-    )  # learning rates of parts divided by that of the schedule
+    # Learning rates of parts divided by that of the schedule.
+    rate_factors: dict[str, float] = field(default_factory=dict)
     peak_tflops: float | None = None  # bf16 peak of one device; None: unknown, no MFU is reported
 
 

@@ -44,7 +44,6 @@ class ValidationSource(BatchSource, Protocol):
 
     def report(self) -> dict[str, Any]:
         """Statistics of the packs so far; `dropped` counts samples that fit no pack."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ records of a cluster are kept depends on the seed and the numbers of the records
 and one sort of 12 bytes for each record within `memory_mib`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mindvl_data.curation.clusters.quota import quotas
 from mindvl_data.curation.duplicates.exact import MIB, check_memory_mib
-from mindvl_data.curation.duplicates.groups import RecordTable, Rows
+from mindvl_data.curation.duplicates.groups import RecordTable
 from mindvl_data.curation.duplicates.sorting import SortedRuns, combined
 from mindvl_data.curation.record import Record
 from mindvl_data.curation.step import Context, Decision, Drop, Signatures, Step, register
@@ -64,10 +64,10 @@ def sign(records: list[Record], config: ClusterSample, context: Context) -> Sequ
 def decide(signatures: Signatures, config: ClusterSample, context: Context, directory: Path) -> Iterable[Decision]:
     """Drop the records beyond the quota of their cluster."""
     table = RecordTable(signatures, directory / "records")
-    names, sizes, variances = cluster_sizes(rows for _, rows in _rows(table))
+    names, sizes, variances = cluster_sizes(rows for _, rows in table.rows(_MEMBER))
     taken = quotas(round(config.share * table.num_records), variances, sizes, config.floor)
     runs = SortedRuns(directory / "runs", np.uint32, memory_bytes=config.memory_mib * MIB)
-    for records, rows in _rows(table):
+    for records, rows in table.rows(_MEMBER):
         numbers, pieces = table.names(records)
         order = combined(np.stack([numbers, pieces.astype(np.uint64)], axis=1), seed=context.seed + 1)
         clusters = np.searchsorted(names, rows["cluster"]).astype(np.uint64)
@@ -101,11 +101,6 @@ def cluster_sizes(
     squares = np.array([sums[name] for name in ordered])
     # Rounded, so that the blocks in which the sum was computed do not change the quotas.
     return np.array(ordered, _MEMBER["cluster"]), sizes, np.round(squares / np.maximum(sizes, 1), 9)
-
-
-def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[Any]]]:
-    for records, signatures in table.blocks():
-        yield records, np.ascontiguousarray(signatures).view(_MEMBER)[:, 0]
 
 
 STEP = register(

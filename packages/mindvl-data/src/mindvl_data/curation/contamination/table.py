@@ -23,9 +23,8 @@ from mindvl_data.curation.record import Record
 from mindvl_data.errors import DataError, SampleError
 from mindvl_data.shards.atomic import AtomicFile
 
-MAX_ITEMS = (
-    10  # a run of tokens in more items is an instruction or a template; GPT-3 (Brown et al., 2020) uses this number
-)
+# A run of tokens in more items is an instruction or a template; GPT-3 (Brown et al., 2020) uses this number.
+MAX_ITEMS = 10
 EXCERPT_CHARACTERS = 300
 
 

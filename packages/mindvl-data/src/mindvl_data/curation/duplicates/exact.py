@@ -5,16 +5,16 @@ Comes after the readers, best as the first step, because it is cheap. A content 
 found by an external sort.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindvl_data.curation.duplicates.groups import Groups, RecordTable, Rows, decisions, preference
+from mindvl_data.curation.duplicates.groups import Groups, RecordTable, decisions, preference
 from mindvl_data.curation.duplicates.sorting import SortedRuns, first_of_equal
 from mindvl_data.curation.normal_text import normalized
 from mindvl_data.curation.record import Record
@@ -89,20 +89,15 @@ def decide(signatures: Signatures, config: ExactDuplicates, context: Context, di
     table = RecordTable(signatures, directory / "records")
     groups = Groups(table.num_records)
     runs = SortedRuns(directory / "runs", _VALUE, memory_bytes=config.memory_mib * MIB)
-    for records, rows in _rows(table):
+    for records, rows in table.rows(SIGNATURE):
         values = np.empty(len(records), _VALUE)
         values["rest"], values["record"] = rows["digest"][:, 1], records
         runs.add(np.ascontiguousarray(rows["digest"][:, 0]), values)
     for _, values, firsts in first_of_equal(runs.merged()):
         equal = (values["rest"] == firsts["rest"]) & (values["record"] != firsts["record"])
         groups.join(firsts["record"][equal], values["record"][equal])
-    preferences = ((records, rows["preference"]) for records, rows in _rows(table))
+    preferences = ((records, rows["preference"]) for records, rows in table.rows(SIGNATURE))
     return decisions(groups, table, preferences, reason="exact_duplicate")
-
-
-def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[Any]]]:
-    for records, signatures in table.blocks():
-        yield records, np.ascontiguousarray(signatures).view(SIGNATURE)[:, 0]
 
 
 STEP = register(

@@ -93,6 +93,11 @@ class RecordTable:
             before = int(records[-1])
             yield records.astype(np.uint32), signatures
 
+    def rows(self, dtype: np.dtype[Any]) -> Iterator[tuple[Rows, NDArray[Any]]]:
+        """As `blocks`, with signatures as values [R] of a structured type of their width."""
+        for records, signatures in self.blocks():
+            yield records, np.ascontiguousarray(signatures).view(dtype)[:, 0]
+
     def names(self, records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Number and piece of each record."""
         if not len(records):

@@ -111,7 +111,7 @@ def decide(signatures: Signatures, config: ImageDuplicates, context: Context, di
     num_blocks = best_num_blocks(int(is_representative.sum()), config.radius)
     for choice, mask in enumerate(block_masks(num_blocks, config.radius) if config.radius else ()):
         runs = SortedRuns(directory / f"choice-{choice:04d}", _CANDIDATE, memory_bytes=config.memory_mib * MIB)
-        for records, rows in _rows(table):
+        for records, rows in table.rows(SIGNATURE):
             chosen = is_representative[records] & (rows["position"] == 0)
             records, rows = records[chosen], rows[chosen]
             candidates = np.empty(len(records), _CANDIDATE)
@@ -119,7 +119,7 @@ def decide(signatures: Signatures, config: ImageDuplicates, context: Context, di
             columns = [rows["hash"] & np.uint64(mask), rows["text"], rows["count"].astype(np.uint64)]
             runs.add(combined(np.stack(columns, axis=1)), candidates)
         _join_similar(runs, groups, images, config.radius)
-    preferences = ((records, rows["preference"]) for records, rows in _rows(table))
+    preferences = ((records, rows["preference"]) for records, rows in table.rows(SIGNATURE))
     return decisions(groups, table, preferences, reason="image_duplicate")
 
 
@@ -149,7 +149,7 @@ class _Images:
         self._paths = directory / "hashes.bin", directory / "starts.bin"
         num_images = 0
         with open(self._paths[0], "wb") as hashes, open(self._paths[1], "wb") as starts:
-            for _, rows in _rows(table):
+            for _, rows in table.rows(SIGNATURE):
                 rows["hash"].tofile(hashes)
                 (num_images + np.flatnonzero(rows["position"] == 0)).astype(np.uint64).tofile(starts)
                 num_images += len(rows)
@@ -165,7 +165,7 @@ def _join_equal(table: RecordTable, groups: Groups, directory: Path, memory_byte
     """Join records whose hashes are all equal; returns for each record whether it represents its equals."""
     is_representative = np.ones(table.num_records, bool)
     runs = SortedRuns(directory / "equal", np.uint32, memory_bytes=memory_bytes)
-    for records, rows in _rows(table):
+    for records, rows in table.rows(SIGNATURE):
         first = rows["position"] == 0
         runs.add(rows["whole"][first], records[first])
     for _, records, firsts in first_of_equal(runs.merged()):
@@ -185,11 +185,6 @@ def _join_similar(runs: SortedRuns, groups: Groups, images: _Images, radius: int
                 far = ~images.near(pairs["record"][several], others[several], position, radius)
                 pairs, others = np.delete(pairs, several[far]), np.delete(others, several[far])
             groups.join(pairs["record"], others)
-
-
-def _rows(table: RecordTable) -> Iterator[tuple[Rows, NDArray[Any]]]:
-    for records, signatures in table.blocks():
-        yield records, np.ascontiguousarray(signatures).view(SIGNATURE)[:, 0]
 
 
 STEP = register(

@@ -126,12 +126,6 @@ def _zeroes_invalid_rows(arguments: dict[str, Any], shapes: Shapes, index: int) 
     carries=(0, 1, 2, 3),
     uses=(0,),
 )
-def fusion_attention(**arguments: Any) -> tuple[Any, ...]:
-    """Version 1."""
-    *outputs, numels = _forward(arguments, arguments["seed"], arguments["offset"])
-    return *outputs, arguments["seed"], arguments["offset"], numels
-
-
 @operator(
     "npu_fusion_attention_v2",
     rules=lambda **a: _check("npu_fusion_attention_v2", a),
@@ -139,8 +133,8 @@ def fusion_attention(**arguments: Any) -> tuple[Any, ...]:
     carries=(0, 1, 2, 3),
     uses=(0,),
 )
-def fusion_attention_v2(**arguments: Any) -> tuple[Any, ...]:
-    """Version 2: separate rotary parts, pse_type, `pre_tokens` spelt right."""
+def fusion_attention(**arguments: Any) -> tuple[Any, ...]:
+    """Both versions; version 2 has separate rotary parts, pse_type, `pre_tokens` spelt right."""
     *outputs, numels = _forward(arguments, arguments["seed"], arguments["offset"])
     return *outputs, arguments["seed"], arguments["offset"], numels
 
