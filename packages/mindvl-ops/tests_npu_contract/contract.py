@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindvl_ops.testing.fake_npu.calls import Call
+
+HOST_TENSORS = ("actual_seq_qlen", "actual_seq_kvlen")  # version 3 of the attention takes them on the CPU
+
 
 def observe(function: Callable[..., Any], arguments: dict[str, Any], uses: Sequence[int]) -> dict[str, Any]:
     """Outputs and gradients of one call, without their values; errors by their first line."""
@@ -60,6 +64,13 @@ def _node(name: str | None) -> str | None:
     return {"_ErrorNode": "raises", "NotImplemented": "raises", "WarnNotImplemented": "missing"}.get(last, last)
 
 
+def on_device(call: Call, device: str) -> dict[str, Any]:
+    """The arguments of a recorded call as empty tensors on `device`."""
+    arguments = call.empty_arguments(device)
+    host = call.empty_arguments("cpu") if call.op.startswith("npu_fusion_attention_v3") else {}
+    return {name: host[name] if name in HOST_TENSORS and name in host else value for name, value in arguments.items()}
+
+
 def _f(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
@@ -104,6 +115,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention sink": ("npu_fusion_attention", {**_attention("BNSD"), "sink": _f(4, dtype=_F32)}),
     "attention v2 BNSD": ("npu_fusion_attention_v2", _attention("BNSD")),
     "attention v2 TND": ("npu_fusion_attention_v2", {**_attention("TND"), **_ENDS}),
+    "attention v3 BNSD": ("npu_fusion_attention_v3", _attention("BNSD")),
     "attention gradient": (
         "npu_fusion_attention_grad",
         {
@@ -114,11 +126,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rms norm": ("npu_rms_norm", {"input": _f(2, 3, 8), "gamma": _f(8)}),
     "rms norm, wide gamma": ("npu_rms_norm", {"input": _f(2, 3, 8), "gamma": _f(8, dtype=_F32)}),
     "rms norm over two axes": ("npu_rms_norm", {"input": _f(2, 3, 8), "gamma": _f(3, 8)}),
+    "rms norm backward": (
+        "npu_rms_norm_backward",
+        {"dy": _f(2, 3, 8), "input": _f(2, 3, 8), "gamma": _f(8), "rstd": _f(2, 3, 1, dtype=_F32)},
+    ),
     "add rms norm": ("npu_add_rms_norm", {"x1": _f(2, 3, 8), "x2": _f(2, 3, 8), "gamma": _f(8)}),
     "rotary": ("npu_rotary_mul", {"input": _f(5, 3, 8), "r1": _f(5, 1, 8), "r2": _f(5, 1, 8)}),
     "rotary, constant tables": (
         "npu_rotary_mul",
         {"input": _f(5, 3, 8), "r1": _f(5, 1, 8).detach(), "r2": _f(5, 1, 8).detach(), "rotary_mode": "interleave"},
+    ),
+    "rotary backward": (
+        "npu_rotary_mul_backward",
+        {"grad": _f(5, 3, 8), "input": _f(5, 3, 8), "r1": _f(5, 1, 8), "r2": _f(5, 1, 8)},
     ),
     "apply rotary": (
         "npu_apply_rotary_pos_emb",
@@ -133,9 +153,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "swiglu": ("npu_swiglu", {"input": _f(3, 8)}),
     "swiglu along rows": ("npu_swiglu", {"input": _f(4, 3), "dim": 0}),
+    "swiglu backward": ("npu_swiglu_backward", {"grad_output": _f(3, 4), "input": _f(3, 8)}),
     "masked softmax": (
         "npu_scaled_masked_softmax",
         {"x": _f(2, 4, 32, 32), "mask": torch.zeros(2, 1, 32, 32, dtype=torch.bool), "scale": 0.5},
+    ),
+    "masked softmax backward": (
+        "npu_scaled_masked_softmax_backward",
+        {
+            "y_grad": _f(2, 4, 32, 32), "y": _f(2, 4, 32, 32), "mask": torch.zeros(2, 4, 32, 32, dtype=torch.bool),
+            "scale": 1.0, "fixed_triu_mask": False,
+        },
     ),
     "permute": ("npu_moe_token_permute", {"tokens": _f(5, 8), "indices": _i(5, 2)}),
     "permute, cut": ("npu_moe_token_permute", {"tokens": _f(5, 8), "indices": _i(5, 2), "num_out_tokens": 7}),
@@ -186,7 +214,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "npu_grouped_matmul",
         {"x": [_f(5, 4).T], "weight": [_f(5, 6)], **_GROUPS, "split_item": 3, "group_type": 2},
     ),
+    "grouped pairs": (
+        "npu_grouped_matmul",
+        {"x": [_f(5, 4), _f(2, 3)], "weight": [_f(4, 6), _f(3, 7)], "group_type": -1},
+    ),
     "grouped, no type": ("npu_grouped_matmul", {"x": [_f(5, 4)], "weight": [_f(3, 4, 6)], **_GROUPS, "split_item": 2}),
+    "grouped by list": (
+        "npu_grouped_matmul.List",
+        {"x": [_f(5, 4)], "weight": [_f(4, 6)] * 3, "group_list": [3, 3, 5], "split_item": 3},
+    ),
     "grouped sum": (
         "npu_grouped_matmul_add",
         {"input": torch.zeros(3, 4, 6), "x": _f(5, 4), "weight": _f(5, 6), "group_list": torch.tensor([3, 3, 5])},
@@ -202,7 +238,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "adamw": ("npu_apply_adam_w.out", _adam(out=[torch.zeros(4), torch.zeros(4), torch.zeros(4)])),
     "adamw without out": ("npu_apply_adam_w", _adam()),
+    "gelu": ("npu_gelu", {"input": _f(3, 4)}),
+    "fast gelu": ("fast_gelu", {"input": _f(3, 4)}),
     "gelu mul": ("npu_gelu_mul", {"input": _f(3, 4)}),
+    "dtype cast": ("npu_dtype_cast", {"input": _f(3, 4), "dtype": 6}),
     "format cast": ("npu_format_cast", {"input": _f(3, 4), "acl_format": 2}),
     "convolution": (
         "npu_conv3d",

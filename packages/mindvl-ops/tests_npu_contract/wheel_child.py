@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 import torch
-from contract import observe
+from contract import observe, on_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindvl_ops.npu import extension
@@ -50,7 +50,7 @@ def replay(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen = []
     with FakeTensorMode():
         for job in jobs:
-            arguments = Call.from_json(job["call"]).empty_arguments("npu:0")
+            arguments = on_device(Call.from_json(job["call"]), "npu:0")
             seen.append(observe(_overload(job["call"]["op"]), arguments, job["uses"]))
     return seen
 

@@ -248,6 +248,16 @@ def test_separate_rotary_parts_of_version_2_are_columns_of_query_and_key(fake_np
     assert all(x is not None for x in torch.autograd.grad(out.sum(), [q, k, qr, kr]))
 
 
+def test_version_3_agrees_with_version_1_and_returns_tensors(fake_npu):
+    query, key, value = (x.float() for x in _packed_case((3, 5), (3, 5)))
+    npu = fake_npu.torch_npu
+    ends = torch.tensor([3, 8])
+    three = npu.npu_fusion_attention_v3(query, key, value, 4, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends)
+    one = npu.npu_fusion_attention(query, key, value, 4, "TND", actual_seq_qlen=[3, 8], actual_seq_kvlen=[3, 8])
+    assert torch.equal(three[0], one[0])
+    assert [tuple(x.shape) for x in three[4:]] == [(1,), (1,)]
+
+
 def test_dropout_is_drawn_again_the_same_in_the_backward(fake_npu):
     query, key = (_random(i, 1, 1, 6, 4).float() for i in range(2))
     value = torch.eye(6)[None, None, :, :4].contiguous().requires_grad_()

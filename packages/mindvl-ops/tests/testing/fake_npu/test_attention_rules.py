@@ -241,6 +241,14 @@ def test_separate_rotary_parts_go_together(fake_npu):
         fake_npu.torch_npu.npu_fusion_attention_v2(**_dense(), query_rope=_r(2, 4, 5, 8))
 
 
+def test_version_3_takes_lengths_as_integer_tensors(fake_npu):
+    call = _packed()
+    with pytest.raises(RefusedError, match="1-D integer tensor on the CPU"):
+        fake_npu.torch_npu.npu_fusion_attention_v3(
+            **{**call, "actual_seq_qlen": torch.tensor([4.0, 10.0]), "actual_seq_kvlen": torch.tensor([4, 10])}
+        )
+
+
 GRADIENT = {
     **_packed(),
     "dy": _r(10, 4, 16),

@@ -4,7 +4,6 @@
 import pytest
 import torch
 
-from mindvl_ops.errors import OpsError
 from mindvl_ops.testing.fake_npu import RefusedError
 
 BF16 = torch.bfloat16
@@ -64,6 +63,24 @@ def test_three_grouped_products_are_forward_and_backward(fake_npu):
     torch.testing.assert_close(dw, wanted_dw)
 
 
+def test_lists_of_pairs_give_lists_of_products(fake_npu):
+    xs, weights = [_random(0, 2, 4), _random(1, 2, 3, 5)], [_random(2, 4, 6), _random(3, 5, 7)]
+    biases = [_random(4, 6), _random(5, 7)]
+    outputs = fake_npu.torch_npu.npu_grouped_matmul(xs, weights, bias=biases, group_type=-1)
+    for output, x, weight, bias in zip(outputs, xs, weights, biases, strict=True):
+        torch.testing.assert_close(output, x @ weight + bias)
+
+
+@pytest.mark.parametrize("split_item", [0, 3])
+def test_the_other_overload_takes_ends_on_the_host(fake_npu, split_item):
+    x, weights = _random(0, 5, 4), [_random(i, 4, 6) for i in range(1, 4)]
+    outputs = fake_npu.torch_npu.npu_grouped_matmul([x], weights, group_list=_ends(SIZES), split_item=split_item)
+    expected = [part @ weight for part, weight in zip(x.split(SIZES), weights, strict=True)]
+    assert len(outputs) == (3 if split_item == 0 else 1)
+    torch.testing.assert_close(torch.cat(outputs), torch.cat(expected))
+    assert fake_npu.calls[-1].op == "npu_grouped_matmul.List"
+
+
 def test_sixteen_bit_sums_in_float32(fake_npu):
     x, weight = _random(0, 5, 512, dtype=BF16), _random(1, 1, 512, 6, dtype=BF16)
     (y,) = fake_npu.torch_npu.npu_grouped_matmul(
@@ -89,6 +106,7 @@ def test_the_accumulating_form_adds_into_its_input(fake_npu):
 X, W, G = torch.zeros(5, 4), torch.zeros(3, 4, 6), torch.tensor(SIZES)
 ROWS = {"x": [X], "weight": [W], "group_list": G, "split_item": 2, "group_type": 0, "group_list_type": 1}
 INNER = {**ROWS, "x": [X.T], "weight": [torch.zeros(5, 6)], "group_type": 2}
+LISTS = {"x": [X], "weight": [torch.zeros(4, 6)], "group_type": -1}
 RULES = [
     (ROWS, {"group_type": None}, "group_type only supports -1, 0 and 2, but got None"),
     (ROWS, {"group_type": 1}, "group_type only supports -1, 0 and 2, but got 1"),
@@ -126,6 +144,13 @@ RULES = [
     (INNER, {"weight": [torch.zeros(4, 6)]}, "times weight"),
     (INNER, {"bias": [torch.zeros(6)]}, "group_type 2 takes no bias"),
     (INNER, {"group_list": torch.tensor([3, 3, 0])}, "must add up to at most 5"),
+    (LISTS, {"split_item": 2}, "group_type -1 needs split_item 0 or 1"),
+    (LISTS, {"group_list": G}, "group_type -1 takes no group_list"),
+    (LISTS, {"x": [X] * 129, "weight": [torch.zeros(4, 6)] * 129}, "at most 128 of each"),
+    (LISTS, {"x": [X, X]}, "2 x and 1 weights"),
+    (LISTS, {"x": [X[0]]}, "x has rank 1, must be 2 to 6"),
+    (LISTS, {"weight": [W]}, "weight has rank 3, must be 2"),
+    (LISTS, {"weight": [torch.zeros(5, 6)]}, "times weight"),
 ]
 
 
@@ -136,9 +161,25 @@ def test_a_broken_rule_is_named(fake_npu, valid, change, words):
         fake_npu.torch_npu.npu_grouped_matmul(**{**valid, **change})
 
 
-def test_lists_of_pairs_are_not_simulated(fake_npu):
-    with pytest.raises(OpsError, match="lists of pairs"):
-        fake_npu.torch_npu.npu_grouped_matmul([X], [torch.zeros(4, 6)], group_type=-1)
+WEIGHTS = [torch.zeros(4, 6)] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"group_type": 0}, "group_type must be left out, got 0"),
+        ({"split_item": 5}, "split_item 5 is outside 0 to 3"),
+        ({"group_list": [1] * 129}, "129 groups in a list, at most 128"),
+        ({"group_list": [3, 3, 4]}, "must end at 5"),
+        ({"group_list": [3, 5]}, "2 groups for 3 weights"),
+        ({"x": [X, X]}, r"needs one x \[M, K\]"),
+    ],
+)
+def test_a_broken_rule_of_the_list_form_is_named(fake_npu, change, words):
+    valid = {"x": [X], "weight": WEIGHTS, "group_list": [3, 3, 5], "split_item": 3}
+    fake_npu.torch_npu.npu_grouped_matmul(**valid)
+    with pytest.raises(RefusedError, match=words):
+        fake_npu.torch_npu.npu_grouped_matmul(**{**valid, **change})
 
 
 H = torch.zeros(5, 4).bfloat16()

@@ -33,21 +33,25 @@ def test_normalised_axes_of_rstd_stay_as_ones(fake_npu):
     assert fake_npu.torch_npu.npu_rms_norm(_random(0, 2, 3, 4), _random(1, 3, 4))[1].shape == (2, 1, 1)
 
 
-def test_gradients_of_rms_norm_are_those_of_the_formula(fake_npu):
+def test_gradients_of_rms_norm_are_those_of_the_formula_and_of_the_backward_operator(fake_npu):
     x, gamma, dy = _random(0, 5, 8).requires_grad_(), _random(1, 8).requires_grad_(), _random(2, 5, 8)
     y, rstd = fake_npu.torch_npu.npu_rms_norm(x, gamma)
     wide = [leaf.detach().double().requires_grad_() for leaf in (x, gamma)]
     expected = torch.autograd.grad(_formula(*wide), wide, dy.double())
-    for wanted, actual in zip(expected, torch.autograd.grad(y, (x, gamma), dy), strict=True):
-        torch.testing.assert_close(actual.double(), wanted, rtol=1e-4, atol=1e-5)
+    through_node = torch.autograd.grad(y, (x, gamma), dy)
+    by_operator = fake_npu.torch_npu.npu_rms_norm_backward(dy, x.detach(), gamma.detach(), rstd)
+    for wanted, one, two in zip(expected, through_node, by_operator, strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(two.double(), wanted, rtol=1e-4, atol=1e-5)
     assert not rstd.requires_grad
 
 
-def test_the_gradient_of_gamma_is_summed_in_float32_and_cast(fake_npu):
+def test_the_gradient_of_gamma_is_float32_in_the_operator_and_cast_by_autograd(fake_npu):
     x, gamma = _random(0, 5, 8, dtype=BF16).requires_grad_(), _random(1, 8, dtype=BF16).requires_grad_()
-    fake_npu.torch_npu.npu_rms_norm(x, gamma)[0].sum().backward()
-    wide = x.detach().float()
-    dgamma = (wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()).sum(dim=0)
+    y, rstd = fake_npu.torch_npu.npu_rms_norm(x, gamma)
+    y.sum().backward()
+    dgamma = fake_npu.torch_npu.npu_rms_norm_backward(torch.ones_like(y), x.detach(), gamma.detach(), rstd)[1]
+    assert dgamma.dtype == F32
     assert gamma.grad.dtype == BF16
     torch.testing.assert_close(gamma.grad, dgamma.to(BF16))
 
@@ -78,6 +82,12 @@ RULES = [
     ("npu_rms_norm", (_random(0, 2, 8).double(), _random(1, 8).double()), "no supported pair of types"),
     ("npu_rms_norm", (_random(0, *[1] * 9), _random(1, 1)), "input has rank 9, supported is 2 to 8"),
     ("npu_rms_norm", (_random(0, 8), _random(1, 8)), "input has rank 1, supported is 2 to 8"),
+    ("npu_rms_norm_backward", (_random(0, 3, 8), _random(0, 2, 8), _random(1, 8), _random(2, 2, 1)), "another shape"),
+    (
+        "npu_rms_norm_backward",
+        (_random(0, 2, 8), _random(0, 2, 8), _random(1, 8), _random(2, 2)),
+        "rstd must be float32",
+    ),
     ("npu_add_rms_norm", (_random(0, 2, 8), _random(0, 2, 8, dtype=BF16), _random(1, 8)), "must have one type"),
     ("npu_add_rms_norm", (_random(0, 2, 8), _random(0, 1, 8), _random(1, 8)), "differ in shape"),
     ("npu_add_rms_norm", (_random(0, 2, 8), _random(0, 2, 8), _random(1, 4)), "is not the end of the shape"),

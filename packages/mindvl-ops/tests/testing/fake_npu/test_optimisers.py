@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""npu_apply_adam_w against torch.optim.AdamW and its own limits."""
+"""npu_apply_adam_w against torch.optim.AdamW and its own limits; NpuFusedAdamW."""
 
 import pytest
 import torch
@@ -85,3 +85,34 @@ def test_amsgrad_needs_its_maximum_and_uses_it(fake_npu):
         fake_npu.torch_npu.npu_apply_adam_w(**_call(1, torch.ones(3), out, amsgrad=True, max_grad_norm=largest))
     assert torch.equal(largest, torch.full((3,), 4.0))
     torch.testing.assert_close(out[0], torch.full((3,), -0.1 / (4.0 / 0.05) ** 0.5))
+
+
+def _optimizer(fake_npu, dtype=torch.float32):
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    parameter.grad = torch.ones(3, dtype=dtype)
+    return parameter, fake_npu.torch_npu.optim.NpuFusedAdamW([parameter], lr=0.1)
+
+
+def test_the_fused_optimizer_steps_like_adamw_and_keeps_its_gradients(fake_npu):
+    parameter, optimizer = _optimizer(fake_npu)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), 1 - 0.1 * 1e-2 - 0.1))
+    optimizer.zero_grad()
+    assert torch.equal(parameter.grad, torch.zeros(3))
+
+
+def test_the_fused_optimizer_refuses_bf16_set_to_none_sparse_gradients_and_moved_parameters(fake_npu):
+    _, optimizer = _optimizer(fake_npu, BF16)
+    with pytest.raises(TypeError, match="takes float32 and float16"):
+        optimizer.step()
+    parameter, optimizer = _optimizer(fake_npu)
+    with pytest.raises(ValueError, match="set_to_none is not supported"):
+        optimizer.zero_grad(set_to_none=True)
+    optimizer.step()
+    parameter.data = parameter.data.clone()
+    with pytest.raises(RuntimeError, match="a parameter moved"):
+        optimizer.step()
+    parameter, optimizer = _optimizer(fake_npu)
+    parameter.grad = torch.ones(3).to_sparse()
+    with pytest.raises(RuntimeError, match="does not support sparse"):
+        optimizer.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""npu_fusion_attention in two versions and its gradient: float32 inside, one rounding at the end.
+"""npu_fusion_attention in its three versions and its gradient: float32 inside, one rounding at the end.
 
 Dropout draws its bits from seed and offset alone; they are not the bits of the device, which nothing else can know.
 """
@@ -137,6 +137,22 @@ def fusion_attention(**arguments: Any) -> tuple[Any, ...]:
     """Both versions; version 2 has separate rotary parts, pse_type, `pre_tokens` spelt right."""
     *outputs, numels = _forward(arguments, arguments["seed"], arguments["offset"])
     return *outputs, arguments["seed"], arguments["offset"], numels
+
+
+def _check_v3(**arguments: Any) -> None:
+    op = "npu_fusion_attention_v3"
+    for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+        ends = arguments[name]
+        wrong = ends is not None and (ends.dim() != 1 or ends.is_floating_point() or ends.device.type != "cpu")
+        refuse(wrong, f"{op}: {name} must be a 1-D integer tensor on the CPU")
+    _check(op, arguments)
+
+
+@operator("npu_fusion_attention_v3", rules=_check_v3, learns=LEARNED, carries=(0, 1, 2, 3), uses=(0,))
+def fusion_attention_v3(**arguments: Any) -> tuple[Tensor, ...]:
+    """Version 3, for graph capture: lengths come as CPU tensors, seed and offset go back as tensors."""
+    *outputs, _ = _forward(arguments, 0, 0)
+    return *outputs, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
 
 def _check_grad(**arguments: Any) -> None:

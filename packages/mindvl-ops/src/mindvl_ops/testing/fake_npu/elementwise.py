@@ -36,6 +36,23 @@ def swiglu(input: Tensor, dim: int) -> Tensor:
     return (F.silu(gate) * up).to(input.dtype)
 
 
+def _swiglu_backward_rules(grad_output: Tensor, input: Tensor, dim: int) -> None:
+    _swiglu_rules(input, dim)
+    refuse(
+        list(grad_output.shape) != list(input.chunk(2, dim=dim)[0].shape) or not grad_output.is_contiguous(),
+        f"npu_swiglu_backward: grad_output {list(grad_output.shape)} must be contiguous, half of {list(input.shape)}",
+    )
+
+
+@operator("npu_swiglu_backward", rules=_swiglu_backward_rules)
+def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+    """Gradient of the whole input."""
+    gate, up = input.float().chunk(2, dim=dim)
+    grad, sigmoid = grad_output.float(), gate.sigmoid()
+    dgate = grad * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat((dgate, grad * gate * sigmoid), dim=dim).to(input.dtype)
+
+
 def _softmax_rules(x: Tensor, mask: Tensor, fixed_triu_mask: bool, **_: Any) -> None:
     op = "npu_scaled_masked_softmax"
     check_float(op, "x", x)
@@ -61,9 +78,34 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask
     return (x.float() * scale).masked_fill(mask, MASKED).softmax(dim=-1).to(x.dtype)
 
 
+@operator("npu_scaled_masked_softmax_backward")
+def scaled_masked_softmax_backward(
+    y_grad: Tensor, y: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool
+) -> Tensor:
+    """Gradient of x; masked places get none."""
+    grad, wide = y_grad.float(), y.float()
+    if fixed_triu_mask:
+        mask = torch.ones(y.shape[2:], dtype=torch.bool, device=y.device).triu(1)
+    inner = wide * (grad - (grad * wide).sum(dim=-1, keepdim=True))
+    return (inner * scale).masked_fill(mask, 0.0).to(y.dtype)
+
+
 def _gelu_rules(input: Tensor, approximate: str) -> None:
     check_float("npu_gelu", "input", input)
     refuse(approximate not in ("none", "tanh"), f"npu_gelu: approximate {approximate!r} is neither none nor tanh")
+
+
+@operator("npu_gelu", rules=_gelu_rules, learns=("input",))
+def gelu(input: Tensor, approximate: str) -> Tensor:
+    """GELU, exact or with tanh."""
+    return F.gelu(input.float(), approximate=approximate).to(input.dtype)
+
+
+@operator("fast_gelu", rules=lambda input: check_float("fast_gelu", "input", input), learns=("input",))
+def fast_gelu(input: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x)."""
+    wide = input.float()
+    return (wide * torch.sigmoid(1.702 * wide)).to(input.dtype)
 
 
 @operator("npu_gelu_mul", rules=_gelu_rules)

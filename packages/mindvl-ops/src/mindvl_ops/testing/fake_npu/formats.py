@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cast of storage formats, which changes neither values nor shape, and the deprecated convolution."""
+"""Storage formats and casts. A format changes neither values nor shape; the simulator remembers the last one given."""
 
 from enum import IntEnum
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .operators import operator
 from .state import refuse
@@ -25,6 +27,29 @@ class Format(IntEnum):
     FRACTAL_Z_3D = 33
 
 
+_formats = WeakTensorKeyDictionary()
+
+# number of a torch type in a schema's int argument
+_TYPES = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    11: torch.bool,
+    15: torch.bfloat16,
+}
+
+
+def format_of(tensor: Tensor) -> int:
+    """The format given to `tensor` by npu_format_cast; ND otherwise (NCHW for four axes)."""
+    plain = Format.NCHW if tensor.dim() == 4 else Format.ND
+    return int(_formats.get(tensor, plain))
+
+
 @operator(
     "npu_format_cast",
     rules=lambda acl_format, **_: refuse(
@@ -33,7 +58,19 @@ class Format(IntEnum):
 )
 def format_cast(input: Tensor, acl_format: int, customize_dtype: int | None, input_dtype: int | None) -> Tensor:
     """The same values in another format."""
-    return input.clone()
+    result = input.clone()
+    _formats[result] = acl_format
+    return result
+
+
+@operator(
+    "npu_dtype_cast",
+    rules=lambda dtype, **_: refuse(dtype not in _TYPES, f"npu_dtype_cast: {dtype} is the number of no known type"),
+    learns=("input",),
+)
+def dtype_cast(input: Tensor, dtype: int, input_dtype: int | None) -> Tensor:
+    """The same values in another type."""
+    return input.to(_TYPES[dtype], copy=True)
 
 
 def _conv3d_rules(input: Tensor, weight: Tensor, stride: list[int], groups: int, **_: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""npu_grouped_matmul over groups of rows and of the inner axis, and the accumulating npu_grouped_matmul_add.
+"""npu_grouped_matmul in its three groupings and both overloads, and the accumulating npu_grouped_matmul_add.
 
 No derivative. Sums in float32, one rounding.
 """
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import OpsError
 from .elementwise import check_float
 from .operators import operator
 from .state import refuse, strict
@@ -75,7 +74,10 @@ def _rules(
     refuse(split_item not in (0, 1, 2, 3), f"{_OP}: split_item {split_item} is outside 0 to 3")
     _check_common(x, weight, bias, act_type or 0, rest)
     if group_type == -1:
-        raise OpsError(f"{_OP}: lists of pairs (group_type -1) are not simulated. Use group_type 0 or 2.")
+        refuse(split_item not in (0, 1), f"{_OP}: group_type -1 needs split_item 0 or 1, got {split_item}")
+        refuse(group_list is not None, f"{_OP}: group_type -1 takes no group_list")
+        _check_lists(x, weight)
+        return
     refuse(split_item not in (2, 3), f"{_OP}: group_type {group_type} needs split_item 2 or 3, got {split_item}")
     refuse(group_list is None, f"{_OP}: group_type {group_type} needs a group_list")
     refuse(len(x) != 1 or len(weight) != 1, f"{_OP}: group_type {group_type} takes one x and one weight")
@@ -85,6 +87,14 @@ def _rules(
         _check_rows_grouped(x[0], weight[0], group_list, group_list_type or 0)
     else:
         _check_inner_grouped(x[0], weight[0], group_list, group_list_type or 0, bias)
+
+
+def _check_lists(x: list[Tensor], weight: list[Tensor]) -> None:
+    refuse(len(x) != len(weight) or len(x) > 128, f"{_OP}: {len(x)} x and {len(weight)} weights, at most 128 of each")
+    for left, right in zip(x, weight, strict=True):
+        refuse(not 2 <= left.dim() <= 6, f"{_OP}: x has rank {left.dim()}, must be 2 to 6")
+        refuse(right.dim() != 2, f"{_OP}: weight has rank {right.dim()}, must be 2")
+        refuse(left.shape[-1] != right.shape[0], f"{_OP}: x {list(left.shape)} times weight {list(right.shape)}")
 
 
 def _check_rows_grouped(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> None:
@@ -113,12 +123,14 @@ def grouped_matmul(
     x: list[Tensor],
     weight: list[Tensor],
     bias: list[Tensor] | None,
-    group_list: Tensor,
+    group_list: Tensor | None,
     group_type: int,
     group_list_type: int | None,
     **_: Any,
 ) -> list[Tensor]:
-    """One product per group of rows, or per group of the inner axis."""
+    """One product per pair, per group of rows, or per group of the inner axis."""
+    if group_list is None:
+        return [_product(left, weight[e], bias[e] if bias else None) for e, left in enumerate(x)]
     total = len(x[0]) if group_type == 0 else x[0].shape[1]
     sizes = _sizes(group_list, group_list_type or 0, total)
     used = sum(sizes)
@@ -140,6 +152,50 @@ def _inner_products(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     """`[E, M, N]`; an empty group gives zeros."""
     pairs = zip(x.float().split(sizes, dim=1), weight.float().split(sizes), strict=True)
     return torch.stack([left @ right for left, right in pairs]).to(x.dtype)
+
+
+def _list_rules(
+    x: list[Tensor],
+    weight: list[Tensor],
+    bias: list[Tensor] | None,
+    group_list: list[int] | None,
+    split_item: int | None,
+    group_type: int | None,
+    act_type: int | None,
+    **rest: Any,
+) -> None:
+    refuse(group_type is not None, f"{_OP}: with group_list as a list group_type must be left out, got {group_type}")
+    refuse(split_item not in (0, 1, 2, 3), f"{_OP}: split_item {split_item} is outside 0 to 3")
+    _check_common(x, weight, bias, act_type or 0, rest)
+    if group_list is None:
+        _check_lists(x, weight)
+        return
+    refuse(len(group_list) > 128, f"{_OP}: {len(group_list)} groups in a list, at most 128")
+    refuse(len(x) != 1 or x[0].dim() != 2, f"{_OP}: a group_list needs one x [M, K]")
+    sizes = _differences(group_list)
+    refuse(min(sizes) < 0 or sum(sizes) != len(x[0]), f"{_OP}: group_list {group_list} must end at {len(x[0])}")
+    matrices = weight if len(weight) > 1 or weight[0].dim() == 2 else list(weight[0])
+    refuse(len(matrices) != len(sizes), f"{_OP}: {len(sizes)} groups for {len(matrices)} weights")
+
+
+@operator(f"{_OP}.List", rules=_list_rules)
+def grouped_matmul_list(
+    x: list[Tensor],
+    weight: list[Tensor],
+    bias: list[Tensor] | None,
+    group_list: list[int] | None,
+    split_item: int | None,
+    **_: Any,
+) -> list[Tensor]:
+    """Groups of rows by cumulative ends on the host; many outputs for split_item 0 and 1, one for 2 and 3."""
+    if group_list is None:
+        parts = x
+        matrices = weight
+    else:
+        parts = list(x[0].split(_differences(group_list)))
+        matrices = weight if len(weight) > 1 or weight[0].dim() == 2 else list(weight[0])
+    products = [_product(part, matrices[e], bias[e] if bias else None) for e, part in enumerate(parts)]
+    return products if split_item in (0, 1) else [torch.cat(products)]
 
 
 def _add_rules(

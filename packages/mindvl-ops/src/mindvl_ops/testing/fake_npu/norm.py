@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm in float32 with one rounding, and add-RMSNorm, which rounds before the weight too."""
+"""RMSNorm family. Everything in float32 with one rounding, except add-RMSNorm, which rounds before the weight too."""
 
 from typing import Any
 
@@ -43,6 +43,28 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tens
     axes = list(range(-gamma.dim(), 0))
     rstd = torch.rsqrt(wide.square().mean(dim=axes, keepdim=True) + epsilon)
     return (wide * rstd * gamma.float()).to(input.dtype), rstd
+
+
+def _backward_rules(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> None:
+    op = "npu_rms_norm_backward"
+    _rms_norm_rules(input, gamma)
+    refuse(dy.shape != input.shape, f"{op}: dy {list(dy.shape)} has another shape than input {list(input.shape)}")
+    expected = [*input.shape[: -gamma.dim()], *[1] * gamma.dim()]
+    refuse(
+        rstd.dtype != torch.float32 or list(rstd.shape) != expected,
+        f"{op}: rstd must be float32 {expected}, got {rstd.dtype} {list(rstd.shape)}",
+    )
+
+
+@operator("npu_rms_norm_backward", rules=_backward_rules)
+def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """(dx in the type of input, dgamma float32)."""
+    axes = list(range(-gamma.dim(), 0))
+    normed = input.float() * rstd
+    weighted = dy.float() * gamma.float()
+    dx = rstd * (weighted - normed * (weighted * normed).mean(dim=axes, keepdim=True))
+    dgamma = (dy.float() * normed).flatten(0, input.dim() - gamma.dim() - 1) if input.dim() > gamma.dim() else None
+    return dx.to(input.dtype), dy.float() * normed if dgamma is None else dgamma.sum(dim=0)
 
 
 def _add_rules(x1: Tensor, x2: Tensor, gamma: Tensor, **_: Any) -> None:

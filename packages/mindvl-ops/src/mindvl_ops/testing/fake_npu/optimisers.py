@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""npu_apply_adam_w, in place through `out`."""
+"""npu_apply_adam_w, in place through `out`, and the limits of torch_npu.optim.NpuFusedAdamW."""
 
 from typing import Any
 
@@ -64,3 +64,45 @@ def apply_adam_w_out(
     m.copy_(first)
     v.copy_(second)
     return var, m, v
+
+
+class NpuFusedAdamW(torch.optim.AdamW):
+    """AdamW over combined buffers, with its limits: no bfloat16, no set_to_none, parameters stay where they are."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, foreach=False)
+        self._addresses: dict[Tensor, int] = {}
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Zero the gradients in place.
+
+        Raises:
+            ValueError: `set_to_none` is true: the combined gradients must stay.
+        """
+        if set_to_none:
+            raise ValueError("set_to_none is not supported in fused optimizers")
+        super().zero_grad(set_to_none=False)
+
+    def step(self, closure: Any = None) -> Any:
+        """One step over all parameters that have a gradient.
+
+        Raises:
+            TypeError: A parameter is neither float32 nor float16.
+            RuntimeError: A gradient is sparse, or a parameter moved since the first step.
+        """
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if parameter.dtype not in (torch.float32, torch.float16):
+                raise TypeError(f"NpuFusedAdamW takes float32 and float16, got {parameter.dtype}")
+            if parameter.grad.is_sparse:
+                raise RuntimeError("NpuFusedAdamW does not support sparse gradients")
+            if self._addresses.setdefault(parameter, parameter.data_ptr()) != parameter.data_ptr():
+                raise RuntimeError("NpuFusedAdamW: a parameter moved since its buffers were combined")
+        return super().step(closure)

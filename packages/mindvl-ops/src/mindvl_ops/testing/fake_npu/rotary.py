@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary operators: npu_rotary_mul, npu_apply_rotary_pos_emb (in place), npu_mrope.
+"""Rotary operators: npu_rotary_mul with its backward, npu_apply_rotary_pos_emb (in place), npu_mrope.
 
 Numbers: cosine and sine are first cast to the type of x, then float32 and one rounding.
 """
@@ -74,6 +74,18 @@ def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: 
     other = turned(wide, rotary_mode) if rotate is None else wide @ rotate.float()
     cosine, sine = r1.to(input.dtype).float(), r2.to(input.dtype).float()
     return (wide * cosine + other * sine).to(input.dtype)
+
+
+@operator("npu_rotary_mul_backward")
+def rotary_mul_backward(
+    grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, dr1, dr2)."""
+    wide, cosine, sine = grad.float(), r1.to(input.dtype).float(), r2.to(input.dtype).float()
+    dx = wide * cosine - turned(wide * sine, rotary_mode)  # the turn back is minus the turn
+    dr1 = (wide * input.float()).sum_to_size(r1.shape)
+    dr2 = (wide * turned(input.float(), rotary_mode)).sum_to_size(r2.shape)
+    return dx.to(input.dtype), dr1.to(r1.dtype), dr2.to(r2.dtype)
 
 
 def _apply_rules(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from ...npu import extension
 from . import formats, operators, state
 from .calls import Call
+from .optimisers import NpuFusedAdamW
 from .schemas import VERSION
 from .strict import Strict
 from .sync import count_syncs
@@ -88,6 +89,8 @@ def _module(simulation: state.Simulation) -> Any:
     module.__path__ = []
     module.__version__ = VERSION
     module.Format = formats.Format
+    module.get_npu_format = formats.format_of
+    module.optim = SimpleNamespace(NpuFusedAdamW=NpuFusedAdamW)
     npu: Any = ModuleType("torch_npu.npu")
     npu.is_available = lambda: True
     npu.device_count = lambda: 1
