@@ -55,11 +55,12 @@ def whole(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def test_every_assistant_turn_and_its_end_token_has_loss_and_nothing_else() -> None:
+@pytest.mark.parametrize("end_token", ["<|im_end|>", "</s>"])  # of some models another token ends a document
+def test_every_assistant_turn_and_its_end_token_has_loss_and_nothing_else(end_token: str) -> None:
     messages = talk(
         ("system", "Be brief."), ("user", "2+2?"), ("assistant", "4"), ("user", "3?"), ("assistant", "9 \n")
     )
-    pieces = template(CHATML).chat_pieces(messages, [])
+    pieces = template(CHATML, end_token).chat_pieces(messages, [])
     assert with_loss(pieces) == ["4<|im_end|>", "9 \n<|im_end|>"]
     assert whole(pieces) == template(CHATML).render(
         [{"role": m.role, "content": m.parts[0].text} for m in messages], False

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -46,6 +46,7 @@ sides = st.integers(1, 6000)
 
 
 @settings(max_examples=300, deadline=None)
+@example(2, 400, 784, 50_176)  # the largest aspect ratio
 @given(sides, sides, st.sampled_from([784, 3136, 50_176]), st.sampled_from([50_176, 100_352, 1_003_520]))
 def test_smart_resize_equals_transformers_for_any_size(height: int, width: int, low: int, high: int) -> None:
     counted = int(

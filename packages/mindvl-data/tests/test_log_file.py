@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log file: whole lines only, whatever the disk does."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -58,3 +59,26 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/a\.jsonl: the audit log cannot be written: .*data\.audit_log"):
         LogFile(tmp_path / "file" / "a.jsonl", "audit")
+
+
+def test_a_new_file_is_on_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def recorded_replace(source: Path, target: Path) -> None:
+        events.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    path = tmp_path / "a.jsonl"
+    log = LogFile(path, "audit")
+    log.append({"step": 1})
+    log.replace(tmp_path / "next", [b"first\n", b"second\n"])
+    log.close()
+    assert path.read_bytes() == b"first\nsecond\n"
+    assert events.index(path.stat().st_ino) < events.index("replace")

@@ -47,3 +47,9 @@ def test_frozen_features_are_added_without_gradients() -> None:
     assert attach(embeddings, [torch.full((2, 1, 3), 2.0)], added) is embeddings
     assert torch.equal(added[1], torch.full((2, 1, 3), 2.0))
     assert not added[1].requires_grad
+
+
+def test_features_of_a_later_stage_are_added_after_its_own_layers() -> None:
+    added: dict[int, torch.Tensor] = {}
+    attach(torch.ones(2, 1, 3), [torch.full((2, 1, 3), value) for value in (2.0, 3.0)], added, first_layer=4)
+    assert {layer: float(feature[0, 0, 0]) for layer, feature in added.items()} == {4: 2.0, 5: 3.0}

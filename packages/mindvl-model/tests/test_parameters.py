@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from mindvl_model.parameters import initialize, parameter_group, set_trainable
+from mindvl_model.parameters import initialize, initialize_parameter, parameter_group, set_trainable
 from mindvl_model.testing.tiny import smallest_config
+from mindvl_model.weights.sharding import Share
 
 CONFIG = smallest_config()
 
@@ -63,3 +64,25 @@ def test_norms_start_at_one_biases_at_zero_and_residual_writers_smaller(make_mod
     assert bool((values["vision.blocks.layers.0.self_attention.linear_qkv.bias"] == 0).all())
     assert abs(values["language.embedding.word_embeddings.weight"].std().item() - 0.1) < 0.003
     assert abs(values["language.decoder.layers.1.mlp.linear_fc2.weight"].std().item() - 0.1 / math.sqrt(4)) < 0.004
+
+
+def test_tensor_parallel_ranks_draw_their_shares_of_the_whole_parameters() -> None:
+    layer = "language.decoder.layers.0."
+    for name, shape, axis, sections in (
+        ("language.embedding.word_embeddings.weight", (12, 8), 0, 1),
+        (f"{layer}self_attention.linear_proj.weight", (6, 8), 1, 1),
+        (
+            f"{layer}mlp.linear_fc1.weight",
+            (16, 6),
+            0,
+            2,
+        ),  # each rank has half of the gate and half of the up projection
+    ):
+        whole = torch.empty(shape)
+        initialize_parameter(name, whole, CONFIG, seed=1)
+        pieces = whole.chunk(2 * sections, dim=axis)
+        for rank in range(2):
+            expected = torch.cat(pieces[rank::2], dim=axis)
+            own = torch.empty(expected.shape)
+            initialize_parameter(name, own, CONFIG, 1, Share(tp_rank=rank, tp_size=2))
+            assert torch.equal(own, expected), name

@@ -66,3 +66,9 @@ def test_evaluation_leaves_what_training_has_recorded(make_model: Callable[..., 
     assert len(model.take_segment_losses()) == 1
     assert len(found) == 1
     assert model.language.output_layer.predicted is None
+    model(**pack)  # training continues to record its losses
+    assert (len(model.take_segment_losses()), len(found)) == (1, 1)
+    model.eval()
+    with model.predictions():
+        model(**pack)
+    assert not model.training

@@ -3,10 +3,12 @@
 
 import random
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from mindvl_data.ledger.usage import EpochUse
+from mindvl_data.ledger.usage import EpochUse, UsableSamples
 
 
 def test_a_sample_is_new_once_like_in_a_set() -> None:
@@ -46,3 +48,13 @@ def test_the_difference_from_what_can_be_used_is_counted_and_its_first_place_nam
         assert more.add(shard, row)
     assert more.compare(usable) == "1 usable samples are missing, 3 are not usable, the first is a sample 1"
     assert EpochUse().compare(usable) == "19 usable samples are missing, 0 are not usable, the first is a sample 0"
+
+
+def test_samples_of_the_length_of_a_pack_and_of_the_most_patches_are_usable() -> None:
+    source: Any = SimpleNamespace(
+        index=SimpleNamespace(shards=SimpleNamespace(names=["a"])),
+        lengths=lambda shard: (np.array([0, 1, 8, 9, 8, 8, 8]), np.array([0, 0, 0, 0, 4, 5, 4])),
+        used_rows=lambda shard: np.arange(6),
+    )
+    ((name, can),) = UsableSamples(source, seq_length=8, max_patches=4)
+    assert (name, can.tolist()) == ("a", [False, True, True, False, True, False, False])

@@ -61,6 +61,15 @@ def test_a_bias_increases_for_underloaded_and_decreases_for_overloaded_experts(m
     assert all(not parameter.requires_grad for name, parameter in model.named_buffers() if "bias" in name)
 
 
+def test_a_skipped_step_is_counted_and_moves_no_bias(make_model: Make) -> None:
+    model = make_model(DEEPSEEK)
+    before = biases(model)
+    model(**pack()).backward()
+    model.finish_router_step(move_bias=False)
+    assert all(torch.equal(*pair) for pair in zip(before, biases(model), strict=True))
+    assert [float(one.tokens_per_expert.sum()) for one in model.router_statistics()] == [18, 18, 18]
+
+
 def test_every_step_is_counted_separately_and_evaluation_is_not_counted(make_model: Make) -> None:
     model = make_model(QWEN)
     model(**pack())
@@ -131,6 +140,27 @@ def test_uniform_routing_has_no_violation_and_maximal_entropy(make_model: Make) 
     assert float(one.max_violation) == pytest.approx(3)
     assert float(one.entropy) == pytest.approx(math.log(8))
     assert one.aux_loss is None
+
+
+def test_the_balancing_loss_is_a_mean_over_layers_and_tokens_times_the_loss_tokens(make_model: Make) -> None:
+    """The gradient that it adds to the last router, by the formula."""
+    inputs = pack(padding=5)
+    num_loss_tokens = int((inputs["labels"] != -100).sum())
+    seen: list[torch.Tensor] = []
+    gradients = []
+    for weight in (0.5, 0.0):
+        model = make_model(smallest_qwen3_moe(aux_loss_weight=weight))
+        router = model.language.decoder.layers[-1].mlp.router
+        handle = router.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+        model(**inputs).backward()
+        handle.remove()
+        gradients.append(router.weight.grad)
+    weight = router.weight.detach().clone().requires_grad_()
+    probabilities = (seen[0][:9] @ weight.T).softmax(dim=-1)  # without the padding
+    share = torch.bincount(probabilities.topk(2).indices.flatten(), minlength=8) / 9
+    loss = 8 * (share * probabilities.mean(dim=0)).sum()
+    (expected,) = torch.autograd.grad(0.5 / 2 * loss * num_loss_tokens, weight)
+    torch.testing.assert_close(gradients[0] - gradients[1], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_models_without_experts_have_no_statistics(make_model: Make) -> None:
