@@ -36,6 +36,7 @@ from mindvl_data import (
     index_directory,
     write_shards,
 )
+from mindvl_data.audit_log import AuditLog
 from mindvl_data.measure import measure_directory
 from mindvl_data.order.data_order import DataOrder
 from mindvl_data.order.sources import source_rules
@@ -572,3 +573,15 @@ def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(make_config: M
         pytest.raises(DataError, match=f"hold token {highest}, which lies outside the model's vocabulary of {highest}"),
     ):
         list(islice(loader, 4))
+
+
+def test_the_audit_log_is_on_disk_before_a_state_is_returned(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(AuditLog, "sync", lambda self: synced.append(self._file.size()))
+    path = tmp_path / "audit.jsonl"
+    with Loader(make_config(audit_log=path), global_batch_size=1, position_kind="rope") as loader:
+        next(loader)
+        loader.state_dict()
+        assert synced == [path.stat().st_size]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig
+from mindvl_data import DataConfig, DataError, ImageConfig, Loader, PackingConfig, VideoConfig
 from mindvl_data.tracker import ORDER_VERSION, STATE_VERSION, open_state, saved_order, seal_state
 
 MakeConfig = Callable[..., DataConfig]
@@ -63,6 +63,9 @@ def test_a_state_is_small_json_and_does_not_name_directories(make_config: MakeCo
         ({"seed": 9}, r"seed \(3 -> 9\)"),
         ({"text_share": 0.5}, r"text_share \(None -> 0.5\)"),
         ({"packing": PackingConfig(seq_length=128, buffer_size=16)}, r"packing.seq_length \(256 -> 128\)"),
+        ({"shuffle_window": 40}, r"shuffle_window \(20 -> 40\)"),
+        ({"weight_unit": "tokens"}, r"weight_unit \(samples -> tokens\)"),
+        ({"video": VideoConfig(fps=1.0)}, "image and video processor"),
         ({"image": ImageConfig(max_pixels=56 * 56)}, "image and video processor"),
         ({"image": ImageConfig(jpeg_scaling=True)}, "image and video processor"),
     ],
@@ -102,8 +105,10 @@ def test_speed_settings_and_moved_directories_may_change(
 def test_a_damaged_or_foreign_state_is_refused() -> None:
     sealed = seal_state(ORDER, {"recipe": "a"}, sources=["a"])
     assert open_state(sealed, {"recipe": "a"}, sources=["a"]).order == ORDER
-    with pytest.raises(DataError, match="checksum is wrong"):
-        open_state(sealed | {"order": {"step": 2}}, {"recipe": "a"}, sources=["a"])
+    without = {name: value for name, value in sealed.items() if name != "checksum"}
+    for damaged in (sealed | {"order": {"step": 2}}, sealed | {"checksum": ""}, without):
+        with pytest.raises(DataError, match="checksum is wrong"):
+            open_state(damaged, {"recipe": "a"}, sources=["a"])
     with pytest.raises(
         DataError, match=r"^checkpoint: the ledger state has version 2, .*reads version 3\. Resume with"
     ):

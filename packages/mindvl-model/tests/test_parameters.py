@@ -9,7 +9,7 @@ import torch
 
 from mindvl_model.parameters import initialize, initialize_parameter, parameter_group, set_trainable
 from mindvl_model.testing.tiny import smallest_config
-from mindvl_model.weights.sharding import Share
+from mindvl_model.weights.sharding import Block, Share, own_block
 
 CONFIG = smallest_config()
 
@@ -86,3 +86,9 @@ def test_tensor_parallel_ranks_draw_their_shares_of_the_whole_parameters() -> No
             own = torch.empty(expected.shape)
             initialize_parameter(name, own, CONFIG, 1, Share(tp_rank=rank, tp_size=2))
             assert torch.equal(own, expected), name
+
+
+def test_both_halves_of_a_gated_mlp_are_split_and_an_mlp_without_a_gate_has_none() -> None:
+    name, share = "vision.blocks.layers.0.mlp.linear_fc1.weight", Share(tp_rank=1, tp_size=2)
+    assert own_block(name, share) == Block(0, 1, 2, sections=2)
+    assert own_block(name, share, gated=False) == Block(0, 1, 2)

@@ -124,8 +124,11 @@ def test_an_update_is_that_of_the_mean_loss_over_all_loss_tokens(
     model: MindVLModel, clip: float, weight_decay: float
 ) -> None:
     expected, norm = plain_update(model, clip=clip, weight_decay=weight_decay)
+    with torch.no_grad():
+        loss_sum = sum(float(model(**pack)) for pack in packs())
     report = one_step(model, packs(), clip_grad_norm=clip, weight_decay=weight_decay)
     assert report.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert float(report.loss_sum) == pytest.approx(loss_sum, rel=1e-5)
     assert int(report.num_loss_tokens) == sum(int((pack["labels"] != -100).sum()) for pack in packs())
     assert report.num_tokens == sum(len(pack["input_ids"]) for pack in packs())
     for name, value in values(model).items():

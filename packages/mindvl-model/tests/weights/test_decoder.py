@@ -10,6 +10,7 @@ import torch
 from mindvl_model import WeightError
 from mindvl_model.parameters import named_tensors
 from mindvl_model.testing.tiny import smallest_deepseek_v3, smallest_llama, smallest_qwen3_moe
+from mindvl_model.weights.decoder import _all_experts
 from mindvl_model.weights.names import weight_rules
 
 CONFIGS = [
@@ -81,3 +82,22 @@ def test_copies_of_one_parameter_that_differ_are_refused_by_name() -> None:
     assert rule.join([tensor, tensor.clone()]) is tensor
     with pytest.raises(WeightError, match=r"layers\.3\.embed_tokens\.weight: must equal .*model\.embed_tokens"):
         rule.join([tensor, tensor + 1])
+
+
+def test_four_query_heads_of_one_group_are_split_from_their_key_and_value() -> None:
+    name = "language.decoder.layers.0.self_attention.linear_qkv.weight"
+    config = smallest_llama(num_kv_heads=1)
+    rule = next(rule for rule in weight_rules(config) if rule.param_name == name)
+    size = config.language.attention.rotary_width
+    joined = torch.arange(6 * size)[:, None]
+    query, key, value = rule.split(joined)
+    assert torch.equal(query, joined[: 4 * size])
+    assert torch.equal(key, joined[4 * size : 5 * size])
+    assert torch.equal(value, joined[5 * size :])
+
+
+def test_square_experts_in_one_tensor_are_stored_as_transformers_saves_them() -> None:
+    rule = _all_experts("experts", "experts", 4, 4)
+    stored = torch.arange(32).view(2, 4, 4)
+    assert torch.equal(rule.join([stored]), stored.transpose(1, 2))
+    assert torch.equal(rule.split(rule.join([stored]))[0], stored)
