@@ -206,7 +206,7 @@ WORKER = """
         yield [Pack(num_text=2000 if second else 8)], 1
         yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
 
-    layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2)]
+    layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2), ParallelConfig(cp_size=2)]
     reports = []
     for port, parallel in zip(sys.argv[2:], layouts):  # a port for each: the last store may still be going down
         os.environ["MASTER_PORT"] = port
@@ -233,11 +233,11 @@ def reports(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
         )  # fmt: skip
 
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(4)]
+        probes = [stack.enter_context(socket.socket()) for _ in range(5)]
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         ports = [str(probe.getsockname()[1]) for probe in probes]
-    workers = [start(0, 2, ports[:3]), start(1, 2, ports[:3]), start(0, 1, ports[3:])]
+    workers = [start(0, 2, ports[:4]), start(1, 2, ports[:4]), start(0, 1, ports[4:])]
     printed = []
     try:
         for worker in workers:
@@ -266,7 +266,7 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
     assert one["mtp_loss"].keys() == {"1"}
     assert len(one["routers"]["load"]) > 1  # of the decoder and of multi-token prediction
     assert min(one["routers"]["load"].values()) >= 1
-    assert len(reports["two"]) == 3
+    assert len(reports["two"]) == 4
     for other in reports["two"]:
         assert other["since_last"] == one["since_last"]
         assert other["tokens_by_source"] == one["tokens_by_source"]
