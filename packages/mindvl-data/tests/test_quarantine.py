@@ -41,6 +41,15 @@ def test_a_sample_counts_once_over_ranks_restarts_and_epochs(tmp_path: Path) -> 
     assert list(read_quarantine(path)) == [BAD, replace(BAD, sample_index=8), replace(BAD, source="pages")]
 
 
+def test_logs_are_read_in_the_order_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    for rank in (2, 0, 1):
+        record(path, rank, replace(BAD, sample_index=rank))
+    listed = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: sorted(listed(self, pattern), reverse=True))
+    assert [sample.sample_index for sample in read_quarantine(path)] == [0, 1, 2]
+
+
 def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     record(path, 0, BAD)

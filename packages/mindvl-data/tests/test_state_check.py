@@ -37,6 +37,7 @@ def digest(body: dict[str, Any]) -> str:
     [
         {"drawn_at": [[2]]}, {"drawn_at": [[2, 7], [0, 0]]}, {"drawn_at": 3}, {"owed": [float("nan")]}, {"owed": ["1"]},
         {"step": -1}, {"step": "4"}, {"step": 10**40}, {"buffer": [[5, 2, 1, 5, 40, 16]]}, {"window": [[10**12]]},
+        {"buffer": [[1, 2, 1, 5, 40, 16]]},
         {"window": 5}, {"window": [["x"]]}, {"drawn": []}, {"totals": {"samples": None}}, {"derived": "no"},
     ],
 )  # fmt: skip
