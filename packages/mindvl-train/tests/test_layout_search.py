@@ -269,9 +269,10 @@ def test_a_start_that_needs_more_than_a_step_is_the_peak() -> None:
 
 def test_the_vision_encoder_is_recomputed_with_any_number_of_language_layers() -> None:
     task, parallel = _request().task(), ParallelConfig(spread_images=False)
-    chunk, *_ = parts_of(Setting(model=task.model, pack=task.full_pack)).chunks((36,))
+    setting = Setting(model=task.model, pack=task.full_pack)
+    chunk, *_ = parts_of(setting).chunks((36,))
     kept = [
-        stretch_of(_with_recomputation(chunk, RecomputeConfig(kind="full", layers=layers))).kinds["vision"]
+        stretch_of(_with_recomputation(chunk, RecomputeConfig(kind="full", layers=layers), setting)).kinds["vision"]
         for layers in (None, 1)
     ]
     assert kept[0] == kept[1] < chunk.before[1][0].kept * 2
@@ -332,6 +333,51 @@ def test_more_data_parallel_ranks_share_the_optimizer_and_offloading_leaves_the_
     assert optimizer(1, offload=False) == 12 * total
     assert optimizer(8, offload=False) == 12 * total / 8
     assert optimizer(8, offload=True) == 4 * total / 8
+
+
+def test_on_a_cpu_what_is_offloaded_stays_in_the_memory_of_the_rank() -> None:
+    setting = Setting(model=named_config("mindvl-8b"), pack=PACK, kernels="cpu")
+    away = RecomputeConfig(offload_layers=9)
+    plain, offloaded = (
+        Ledger(setting).rank(
+            ParallelConfig(),
+            recompute,
+            parts_of(setting).chunks((36,)),
+            pp_rank=0,
+            dp_size=1,
+            num_microbatches=1,
+            offload=recompute is away,
+        )
+        for recompute in (RecomputeConfig(), away)
+    )
+    assert offloaded.optimizer == plain.optimizer
+    assert offloaded.activations == plain.activations
+    assert offloaded.host == 0
+
+
+def test_layers_with_small_tensors_keep_them_on_the_device() -> None:
+    pack = Pack(segments=(64,), grids=())  # hidden states of 64 x 4,096 x 2 bytes, half of the smallest copied tensor
+    memory = [
+        evaluate(replace(_request().task(), full_pack=pack), ParallelConfig(), recompute).memory[0]
+        for recompute in (RecomputeConfig(), RecomputeConfig(offload_layers=9))
+    ]
+    assert memory[0].total == memory[1].total
+
+
+def test_grouped_queries_in_fp32_keep_their_logits_on_a_gpu() -> None:
+    """Segments of 256 and 218 are one padded batch; without groups and in 16 bits a fused kernel keeps no logits."""
+    lengths, heads = (256, 218, 504, 46), Heads(query=4, key=2, width=64, value=64)
+    setting = Setting(model=named_config("tiny"), pack=Pack(segments=lengths, grids=()), kernels="cuda", wide=4)
+    logits = 4 * 4 * (504**2 + 2 * 256**2 + 46**2)
+    copies = 4 * 4 * (504 + 2 * 256 + 46) * 3 * 64  # of queries, and of keys and values for every query head
+    core = attention_core(setting, lengths, heads)
+    assert core.kept == logits + copies
+    assert (
+        core.peak > 2 * 4 * 4 * 504**2
+    )  # gradients of the logits of the longest segment, before and after the softmax
+    for other in (replace(setting, wide=2), replace(setting, kernels="cpu")):
+        assert attention_core(other, lengths, heads).kept < logits
+    assert attention_core(setting, lengths, replace(heads, key=4)).kept < logits
 
 
 @pytest.mark.slow

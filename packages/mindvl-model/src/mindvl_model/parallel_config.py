@@ -15,6 +15,8 @@ from mindvl_model.errors import ModelError
 from mindvl_model.language_config import ExpertsConfig
 
 _MAX_SIZE = 1 << 20
+# A smaller tensor of an offloaded layer stays on the device, because a copy would cost more than the memory it frees.
+SMALLEST_OFFLOADED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

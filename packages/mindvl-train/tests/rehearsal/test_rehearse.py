@@ -16,10 +16,13 @@ from mindvl_model.families.qwen3 import Qwen3Preset
 from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig
 from mindvl_train.config import ModelSection, OptimizerConfig, RunConfig, ScheduleConfig
 from mindvl_train.errors import TrainError
+from mindvl_train.layout_search.blocks import Kernels
+from mindvl_train.layout_search.measure import Job, predict
 from mindvl_train.layout_search.packs import Pack
 from mindvl_train.rehearsal.job import job_of, kind_of
 from mindvl_train.rehearsal.record import RankRecord
 from mindvl_train.rehearsal.rehearse import prepared_environment, rehearse
+from mindvl_train.resolved_run import resolve_run
 
 VISION = VisionConfig(hidden_size=64, num_layers=2, num_heads=4, ffn_hidden_size=176, full_attention_layers=(1,))
 DENSE = Qwen3Preset(
@@ -155,6 +158,27 @@ def test_offloaded_moments_are_not_on_the_device():
     assert held.checkpoint is not None
     # weights and two moments, each written once by the only rank
     assert held.checkpoint.num_bytes == pytest.approx(3 * held.persistent["parameters"], rel=0.01)
+
+
+def _estimate(config: RunConfig, kernels: Kernels) -> float:
+    """The estimate of the layout search for the only rank of a job."""
+    return predict(Job(run=resolve_run(config, 1), pack=PACK), kernels)[0].total
+
+
+@pytest.mark.slow
+def test_the_estimate_of_an_offloading_job_on_a_cpu_is_that_of_its_rehearsal():
+    """A CPU has one memory, so offloaded moments and activations stay in it."""
+    config = replace(config_of(DENSE, packs=1, optimizer=OptimizerConfig(offload=True)))
+    config = replace(config, recompute=RecomputeConfig(offload_layers=2))
+    record = rehearse(config, recipe="dense", device="cpu", world_size=1, rank=0, pack=PACK)
+    assert record.peak.num_bytes == pytest.approx(_estimate(config, "cpu"), rel=0.03)
+
+
+@pytest.mark.slow
+def test_the_estimate_counts_the_logits_of_grouped_queries_in_fp32_on_a_gpu(gpu_rank):
+    config = config_of(DENSE, packs=1)
+    record = rehearse(config, recipe="dense", device="h100", world_size=1, rank=0, steps=1, pack=PACK)
+    assert record.peak.num_bytes == pytest.approx(_estimate(config, "cuda"), rel=0.03)
 
 
 @pytest.fixture(scope="module")

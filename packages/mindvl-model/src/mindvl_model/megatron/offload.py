@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-# A smaller tensor stays on the device, because a copy would cost more than the memory it frees.
-SMALLEST_BYTES = 1 << 20
+from mindvl_model.parallel_config import SMALLEST_OFFLOADED_BYTES
 
 
 class ActivationOffload:
@@ -29,7 +28,7 @@ class ActivationOffload:
         smallest_bytes: Size of the smallest tensor that is copied.
     """
 
-    def __init__(self, smallest_bytes: int = SMALLEST_BYTES) -> None:
+    def __init__(self, smallest_bytes: int = SMALLEST_OFFLOADED_BYTES) -> None:
         self.smallest_bytes = smallest_bytes
         self.host_bytes = 0  # in host memory now
         self.peak_host_bytes = 0

@@ -35,6 +35,7 @@ class Core:
     kept: float  # queries, keys, softmax statistics and copies, without values and output
     holds_values: bool  # whether values are a view of the projection, which then stays in memory
     peak: float  # peak in backward, above the stored bytes
+    forward: float = 0.0  # additional bytes at the peak in forward
 
 
 def attention_core(setting: Setting, lengths: tuple[int, ...], heads: Heads) -> Core:
@@ -45,6 +46,8 @@ def attention_core(setting: Setting, lengths: tuple[int, ...], heads: Heads) -> 
     gradients = wide * tokens * heads.numbers + output
     is_flash = setting.kernels == "cuda" and wide == 2
     padded_tokens, is_view = padded_size(lengths)
+    if setting.kernels == "cuda" and wide == 4 and heads.query != heads.key:
+        return _grouped_core(setting, lengths, heads)
     if setting.kernels == "npu":
         sums, copies = tokens * heads.query * _NPU_SUMS, 0.0
     elif (is_flash or is_view) and heads.width == heads.value:
@@ -65,6 +68,35 @@ def attention_core(setting: Setting, lengths: tuple[int, ...], heads: Heads) -> 
     if copies:
         return Core(kept=copies + sums, holds_values=False, peak=1.5 * copies)
     return Core(kept=turned + sums, holds_values=True, peak=gradients)
+
+
+def _grouped_core(setting: Setting, lengths: tuple[int, ...], heads: Heads) -> Core:
+    """Grouped queries in fp32 on a GPU, for which scaled_dot_product_attention has no fused kernel and keeps the logits.
+
+    It also keeps copies of the scaled queries and keys and of the values, both repeated for every query head.
+    """
+    wide, padded_tokens = setting.wide, padded_size(lengths)[0]
+    logits = [wide * heads.query * size for size in _squares(lengths)]  # of the padded batches, longest segments first
+    copies = wide * padded_tokens * heads.query * (2 * heads.width + heads.value)
+    gathered = wide * padded_tokens * heads.numbers
+    # Two more arrays of logits in backward, when those of the batches after it are free.
+    most = max(2 * own - sum(logits[number + 1 :]) for number, own in enumerate(logits))
+    forward = 1.25 * max(logits)  # before the softmax, and a mask of one byte
+    if setting.selective:
+        turned = wide * sum(lengths) * (heads.query + heads.key) * heads.width
+        return Core(
+            kept=turned,
+            holds_values=True,
+            peak=gathered + copies + sum(logits) + max(most, forward),
+            forward=sum(logits),
+        )
+    return Core(kept=copies + sum(logits), holds_values=False, peak=most + gathered, forward=forward)
+
+
+@lru_cache(maxsize=1024)
+def _squares(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Query-key pairs of each padded batch of a pack."""
+    return tuple(len(group) * max(lengths[number] for number in group) ** 2 for group in group_by_length(lengths))
 
 
 @lru_cache(maxsize=1024)

@@ -202,7 +202,7 @@ def _grouped_attention(setting: Setting, attention: GroupedQueryAttention) -> Bl
         dense=_split(counts.attention, tp, whole=2 * width * normed + hidden * attention.output_bias)
         + counts.norms // 2,
         kept=kept,
-        forward_peak=kept + 2 * pack + projection,
+        forward_peak=kept + 2 * pack + projection + core.forward,
         backward_peak=2 * pack + max(core.peak + output, projection * 2 + gradient),
         matmul=2 * tokens * hidden * (heads.numbers + heads.query * width),
         attention=4 * _pairs(setting) * heads.query * width / setting.cp_size,

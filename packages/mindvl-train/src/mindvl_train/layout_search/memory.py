@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from mindvl_model.parallel_config import ParallelConfig, RecomputeConfig, carried_features
+from mindvl_model.parallel_config import (
+    SMALLEST_OFFLOADED_BYTES,
+    ParallelConfig,
+    RecomputeConfig,
+    carried_features,
+)
 from mindvl_train.layout_search.blocks import Block, Setting
 from mindvl_train.layout_search.decoder import angles_bytes
 from mindvl_train.layout_search.stages import Chunk, Run
@@ -93,7 +98,7 @@ class Ledger:
         Args:
             own: Chunks of the rank, in the order of virtual stages.
             dp_size: Data-parallel size, without context parallelism.
-            offload: Whether optimizer moments are in host memory.
+            offload: Whether optimizer moments are in host memory, which on a CPU is the memory of the rank.
         """
         setting = self.setting
         counts = [self.counts(chunk) for chunk in own]
@@ -102,7 +107,7 @@ class Ledger:
         copies = dp_size * parallel.cp_size
         expert_copies = max(1, copies * parallel.tp_size // parallel.ep_size)
         # fp32 weights need no master copy.
-        state = (4 if setting.wide < 4 else 0) + (0 if offload else 8)
+        state = (4 if setting.wide < 4 else 0) + (0 if offload and setting.kernels != "cpu" else 8)
         activations, temporary, kinds, host = self._fullest(parallel, recompute, own, pp_rank, num_microbatches)
         patch = setting.model.vision.in_channels * setting.model.vision.patch_size**2
         pack_bytes = setting.pack.patches * patch + 8 * 5 * setting.pack.tokens  # pixels are uint8
@@ -185,14 +190,15 @@ class Ledger:
             angles = 0.0 if chunk.before else angles_bytes(self.setting)  # else part of the embedding
             # Gradients of output and input; with virtual stages also the next input and gradient, received in advance.
             received = (4 if parallel.virtual_stages > 1 else 2) * message
-            stretch = stretch_of(_with_recomputation(chunk, recompute))
+            stretch = stretch_of(_with_recomputation(chunk, recompute, self.setting))
             self._stretches[key] = Stretch(
                 # The output of a stage is kept until its gradient is received. Of its input, the layers keep the rest.
                 kept=stretch.kept + angles + (0 if chunk.after else message) + (0 if chunk.before else carried),
                 forward_peak=stretch.forward_peak + angles,
                 backward_peak=stretch.backward_peak + angles + received,
                 kinds=stretch.kinds,
-                host=sum(count * block.kept for block, count in offloaded_layers(chunk, recompute)),
+                host=sum(count * block.kept for block, count in offloaded_layers(chunk, recompute))
+                * (self.setting.kernels != "cpu"),
             )
         return self._stretches[key]
 
@@ -231,7 +237,7 @@ def _kind(block: Block) -> str:
     return block.name if block.name in ("prediction", "head") else "decoder"
 
 
-def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
+def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig, setting: Setting) -> Iterator[Run]:
     """Blocks of a chunk; recomputed layers store only their input."""
     if recompute.kind != "full":
         left = recompute.offload_layers
@@ -239,7 +245,7 @@ def _with_recomputation(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Ru
         for block, count in chunk.layers:
             away = min(left, count)
             left -= away
-            yield offloaded(block), away
+            yield offloaded(block, setting), away
             yield block, count - away
         yield from chunk.after
         return
@@ -274,16 +280,19 @@ def offloaded_layers(chunk: Chunk, recompute: RecomputeConfig) -> Iterator[Run]:
         left -= min(left, count)
 
 
-def offloaded(block: Block) -> Block:
+def offloaded(block: Block, setting: Setting) -> Block:
     """The cost of a layer with its activations in host memory.
 
     In forward the copies of the layer before may not be done; in backward the layer before is copied back in advance.
-    Small tensors and integers, which stay on the device, are neglected.
+    Small tensors and integers, which stay on the device, are neglected, except in a layer whose input stays.
     """
+    if setting.pack_bytes < SMALLEST_OFFLOADED_BYTES:
+        return block
+    on_cpu = setting.kernels == "cpu"  # the copies are in the same memory
     return replace(
         block,
-        kept=0.0,
-        routed=0.0,
+        kept=block.kept if on_cpu else 0.0,
+        routed=block.routed if on_cpu else 0.0,
         forward_peak=block.kept + block.forward_peak,
         backward_peak=2 * block.kept + block.backward_peak,
     )
