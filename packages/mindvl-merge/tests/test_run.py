@@ -200,7 +200,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
     model = make_directory("a", {"w": torch.randn(1000, 100)})
     usage = type("Usage", (), {"free": 100_000})()
     monkeypatch.setattr(run.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(MergeError, match=r"out: the result needs 0\.0 GB, but 0\.0 GB are free there"):
+    with pytest.raises(MergeError, match=r"out: the result needs 0\.4 MB, but 0\.1 MB are free there"):
         merge(MergeConfig(models=(model,), out=tmp_path / "out"))
     assert not list(tmp_path.glob(".out*"))
 

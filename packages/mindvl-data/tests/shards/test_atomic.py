@@ -28,6 +28,7 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_block_that_fails_keeps_the_old_content_and_leaves_nothing_else(tmp_path: Path) -> None:

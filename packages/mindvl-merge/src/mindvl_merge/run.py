@@ -217,8 +217,8 @@ def _refuse_small_disk(out: Path, directories: Sequence[ModelDirectory], pairing
     free = shutil.disk_usage(parent).free + present
     if needed > free:
         raise MergeError(
-            f"{out}: the result needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free there. Free space or choose "
-            "another output."
+            f"{out}: the result needs {needed / 1e6:,.1f} MB, but {free / 1e6:,.1f} MB are free there. Free space or "
+            "choose another output."
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mindvl_model import WeightError
-from mindvl_model.weights.directory import WeightDirectory
+from mindvl_model.weights.directory import WeightDirectory, new_directory
 
 SHAPES = {"w0": (4,), "w1": (2, 2), "w2": (), "w3": (0, 3), "w4": (3,)}
 INDEX = "model.safetensors.index.json"
@@ -151,3 +151,34 @@ def test_damaged_files_raise_an_error_or_are_read_as_by_the_library(tmp_path: Pa
         assert str(directory) in message
         assert message.isprintable()
     assert refused > 100
+
+
+def test_a_second_process_does_not_write_into_the_directory_of_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    with new_directory(out) as directory:
+        (directory / "weights").write_text("first")
+        with pytest.raises(WeightError, match=r"model: another process is writing it\. Wait"), new_directory(out):
+            pass
+    assert (out / "weights").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_process_left_is_not_part_of_a_new_directory(tmp_path: Path) -> None:
+    left = tmp_path / "model.unfinished" / "subdirectory"
+    left.mkdir(parents=True)
+    (left.parent / "weights").write_text("left")
+    with new_directory(tmp_path / "model") as directory:
+        (directory / "config").write_text("new")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_directory_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_directory(tmp_path / "model") as directory:
+            (directory / "weights").write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(WeightError, match=r"model: cannot be written \(No space left on device\)"):
+        fill()
+    assert list(tmp_path.iterdir()) == []

@@ -5,8 +5,6 @@ Used by the writer of shards if the user allows it with --fetch-urls.
 """
 
 import contextlib
-import os
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from mindvl_data.errors import SampleError, redact
+from mindvl_data.shards.atomic import write_atomically
 
 MAX_BYTES = 100_000_000  # of one file
 TIMEOUT_S = 20.0  # without a byte from the server
@@ -46,11 +45,7 @@ class Downloads:
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
         content = _download(address)
-        with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
+        write_atomically(path, content)
         return content
 
 

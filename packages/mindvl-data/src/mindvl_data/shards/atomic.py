@@ -40,10 +40,14 @@ class AtomicFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        if kind is not None:
             self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:  # a full disk
+            self.abort()
+            raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:

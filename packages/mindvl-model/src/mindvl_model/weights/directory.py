@@ -5,6 +5,8 @@ names.py maps the tensors to parameters; stream.py writes such directories. Form
 model.safetensors.index.json (Hugging Face). Weights in block-scaled fp8 are dequantized to bfloat16.
 """
 
+import errno
+import fcntl
 import math
 import os
 import shutil
@@ -27,6 +29,7 @@ from mindvl_model.weights.stream import INDEX, SINGLE, write_weights
 __all__ = ["StoredTensor", "WeightDirectory", "as_dtype", "new_directory", "write_weights"]
 
 MAX_DIMENSIONS = 32  # per tensor
+_LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -280,12 +283,13 @@ def new_directory(out: Path) -> Iterator[Path]:
     """A directory to fill under a temporary name; at the end of the block it is flushed to disk and becomes `out`.
 
     Raises:
-        WeightError: It cannot be written.
+        WeightError: It cannot be written, or another process writes it.
     """
     unfinished = out.with_name(f"{out.name}.unfinished")
+    lock = None
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        lock = _lock(unfinished, out)
+        _clear(unfinished)  # of a killed process
         yield unfinished
         for path in [*unfinished.iterdir(), unfinished]:
             handle = os.open(path, os.O_RDONLY)
@@ -301,7 +305,42 @@ def new_directory(out: Path) -> Iterator[Path]:
             f"{out}: cannot be written ({what}). Free disk space, or choose another directory."
         ) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if lock is not None:
+            if _is_open_as(lock, unfinished):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(unfinished: Path, out: Path) -> int:
+    """Create the directory and lock it, so that two processes do not fill it at the same time; returns its descriptor."""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(unfinished, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = _is_open_as(descriptor, unfinished)
+    except BlockingIOError:
+        is_ours = False
+    except OSError as error:
+        is_ours = error.errno in _LOCKS_NOT_SUPPORTED  # a network file system without locks
+    if is_ours:
+        return descriptor
+    os.close(descriptor)
+    raise WeightError(f"{out}: another process is writing it. Wait for that process, or choose another directory.")
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear(directory: Path) -> None:
+    for left in directory.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
