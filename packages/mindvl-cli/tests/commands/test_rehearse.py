@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from mindvl_cli.commands.rehearse import rehearse
 from mindvl_cli.commands.train import train
-from mindvl_train import TrainError
+from mindvl_train import TrainError, claim
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "tiny" / "sft.yaml"
 SMALL = ("global_batch_size=2", "parallel.pp_size=2", "data.packing.seq_length=256")
@@ -30,6 +30,7 @@ def test_a_job_that_fits_exits_with_0_and_a_dry_run_finds_it(tmp_path: Path) -> 
     names = {
         "index.html",
         "rehearsal.json",
+        "run.lock",
         *(f"{kind}-0000{rank}.json" for kind in ("rank", "trace") for rank in (0, 1)),
     }
     assert {path.name for path in directory.iterdir()} == names
@@ -63,6 +64,13 @@ def test_a_rehearsal_that_cannot_be_is_refused_before_it_starts(
     with pytest.raises(TrainError, match=message):
         _run(*SMALL, f"out={tmp_path}", *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_rehearsal_in_the_same_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "_TIMEOUT_S", 0.0)
+    with claim.claimed(tmp_path), pytest.raises(TrainError, match="is locked by another run"):
+        _run(*SMALL, "--device", "cpu", "--devices", "2", "--out", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [claim.FILE]
 
 
 def test_the_device_is_required() -> None:

@@ -7,6 +7,7 @@ A thin layer over mindvl_train.rehearsal; pages/rehearsal.py draws the page.
 import json
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +78,14 @@ def rehearse(
 
     config = load_recipe(recipe, overrides)
     directory = out or directory_of(config, device, num_devices)
-    records, document = _rehearsed(recipe, config, device, num_devices, ranks, memory_gb, directory)
-    remove_others(directory, [record.rank for record in records])
-    for record in records:
-        write_whole(record_path(directory, record.rank), record.as_json())
-        write_whole(trace_path(directory, record.rank), json.dumps(trace([record])))
-    write_whole(directory / PAGE, rehearsal_page(document, records))
-    write_whole(directory / SUMMARY, json.dumps(document, indent=1) + "\n")  # last: a dry run looks for it
+    with ExitStack() as held:
+        records, document = _rehearsed(recipe, config, device, num_devices, ranks, memory_gb, directory, held)
+        remove_others(directory, [record.rank for record in records])
+        for record in records:
+            write_whole(record_path(directory, record.rank), record.as_json())
+            write_whole(trace_path(directory, record.rank), json.dumps(trace([record])))
+        write_whole(directory / PAGE, rehearsal_page(document, records))
+        write_whole(directory / SUMMARY, json.dumps(document, indent=1) + "\n")  # last: a dry run looks for it
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -101,8 +103,10 @@ def _rehearsed(
     ranks: str | None,
     memory_gb: float | None,
     directory: Path,
+    held: ExitStack,
 ) -> "tuple[Sequence[RankRecord], dict[str, Any]]":
-    """Run the chosen ranks; their records, and all figures as one document."""
+    """Run the chosen ranks; their records, and all figures as one document. `held` gets the lock of the directory."""
+    from mindvl_train.claim import claimed
     from mindvl_train.layout_search import measure
     from mindvl_train.rehearsal.classes import class_of, rank_classes, select_ranks
     from mindvl_train.rehearsal.job import job_of, kind_of
@@ -123,6 +127,7 @@ def _rehearsed(
     at_once = min(len(jobs), num_parallel(num_cores(), memory_bytes()))
     seconds = {rank: expected_s(run, class_of(classes, rank).pp_rank) for rank in selection.ranks}
     _announce(run, len(jobs), sum(seconds.values()) / at_once, selection.rule)
+    held.enter_context(claimed(directory))
     began = time.monotonic()
     with progress("rehearse", total=100, unit="%") as advance:
         done = 0.0
