@@ -35,10 +35,11 @@ PYTEST = ("-q", "-n", "2", "--dist", "loadfile")
 # Without bytecode every process that a test starts compiles its imports: `import torch` takes 3.8 s instead of 1.5 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-nox.needs_version = ">=2025.2"
+nox.needs_version = ">=2026.10.20"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests", "flow", "docs", "npu_contract", "build"]
+nox.options.parallel = 2  # of the sessions that use one core; those with worker processes run alone
 
 
 def _sync(session: nox.Session, *arguments: str) -> None:
@@ -53,7 +54,7 @@ def _mypy(session: nox.Session) -> None:
     session.run("mypy", "--cache-dir", cache, *SOURCES, "tests", "noxfile.py")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Style, format, and imports between packages."""
     _sync(session, "--only-group", "lint")
@@ -62,7 +63,7 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / source) for source in SOURCES)})
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Types of all packages and of the tests across them, checked together."""
     _sync(session, "--no-default-groups", "--group", "types")
@@ -101,7 +102,7 @@ def flow(session: nox.Session) -> None:
     session.run("mindvl", "demo", "--quick", "--fresh", "--out", str(Path(session.create_tmp()) / "demo"))
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Build the documentation as a site in site/html; a dead link, a missing anchor or an unknown command fails."""
     _sync(session, "--no-default-groups", "--group", "docs")
@@ -117,7 +118,7 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/mutants/session.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def npu_contract(session: nox.Session) -> None:
     """The simulator beside the real torch_npu wheel, over a stub runtime: no NPU and no CANN are needed."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
@@ -180,7 +181,7 @@ def smollm2(session: nox.Session) -> None:
     session.run("python", "tests/smollm2/teach.py", "--out", out, *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def build(session: nox.Session) -> None:
     """Build every wheel, look inside, and install one alone."""
     wheels = Path(session.create_tmp()) / "wheels"
