@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mindvl_train import RunConfig, run_training
+from mindvl_train.state import TrainState
 
 pytestmark = pytest.mark.slow
 
@@ -61,3 +62,12 @@ def test_six_steps_straight_equal_three_a_crash_and_three_more(
     assert len(counters[0]["norms"]) == 6  # spikes are judged by those before the stop, too
     assert read_losses(make_config("straight")) == read_losses(config)
     assert [step for step, _, _ in read_losses(config)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_manifest_restores_every_counter() -> None:
+    source: Any = None
+    counted = dict(step=9, loss_tokens=8, tokens=7, skipped=6, consecutive_skips=5, repeated=4, placeholders=3)
+    state = TrainState([], None, source, **counted, norms=[1.5], losses=[2.5])
+    again = TrainState([], None, source)
+    again.restore(json.loads(json.dumps(state.counters())))
+    assert again == state

@@ -334,3 +334,14 @@ def _order(line: str) -> dict[str, Any]:
     """A line of the audit log without the time it was written."""
     fields: dict[str, Any] = json.loads(line)
     return {name: value for name, value in fields.items() if name != "when"}
+
+
+def test_a_step_without_loss_tokens_has_a_norm_and_no_loss(tmp_path: Path) -> None:
+    from mindvl_train.faults.anomalous_steps import AnomalousSteps
+
+    source: Any = None
+    state = TrainState([], None, source, losses=[2.5])
+    ranks = ParallelState(rank=0, device=torch.device("cpu"))
+    silent = StepTotals(grad_norm=0.5, loss_sum=0.0, num_loss_tokens=0, overflowed=False, stop=False)
+    assert AnomalousSteps(FaultsConfig(), tmp_path, state, ranks).accepts(silent, torch.zeros(()), [])
+    assert (state.norms, state.losses) == ([0.5], [2.5])
