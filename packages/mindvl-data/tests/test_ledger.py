@@ -50,11 +50,11 @@ def train(config: DataConfig, directory: Path, rank: int, size: int, synced: Any
                 batch = next(loader)
                 os.write(mine, f"{batch.step} {number * size + rank} {digest(batch)}\n".encode())
                 os.write(reported, b".")
-            synced.wait(30)
+            synced.wait(300)
             step += 1
             if rank == 0 and step % 2 == 0:
                 write_atomically(state, json.dumps(loader.state_dict()).encode())
-            synced.wait(30)
+            synced.wait(300)
 
 
 def run_until_killed(config: DataConfig, directory: Path, size: int, run: int, packs: int | None) -> None:

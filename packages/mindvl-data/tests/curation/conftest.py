@@ -134,12 +134,13 @@ class _Handler(BaseHTTPRequestHandler):
             fault = chat.faults.pop(0) if chat.faults else None
         try:
             time.sleep(chat.delay_s)
-            self._send(body, fault)
+            answer = chat.answer(body) if fault in (None, "cut") else None
         finally:
-            with chat.lock:
+            with chat.lock:  # before the client has the answer, because it may send its next request at once
                 chat.in_flight -= 1
+        self._send(fault, answer)
 
-    def _send(self, body: dict[str, Any], fault: Any) -> None:
+    def _send(self, fault: Any, answer: Any) -> None:
         if fault == "hang":
             self.chat.stopped.wait(30)
         elif fault == "close":
@@ -150,7 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
             status, headers = (fault, {}) if isinstance(fault, int) else fault
             self._reply(status, headers, json.dumps({"error": f"key {self.headers.get('Authorization')}"}).encode())
         else:
-            answer = self.chat.answer(body)
             choices = [{"message": {"content": answer}, "finish_reason": "stop"}]
             reply = answer if isinstance(answer, dict) else {"choices": choices, "usage": self.chat.usage}
             content = json.dumps(reply).encode()

@@ -3,6 +3,8 @@
 
 import base64
 import io
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def clock() -> _Clock:
 @pytest.fixture
 def endpoint(chat_server: Any, tmp_path: Path, clock: _Clock) -> Any:
     def build(**fields: Any) -> Endpoint:
-        config = EndpointConfig(url=chat_server.url, model="m", **({"timeout_s": 5.0} | fields))
+        config = EndpointConfig(url=chat_server.url, model="m", **({"timeout_s": 120.0} | fields))
         return Endpoint(config, tmp_path / "cache", clock=lambda: clock.now, sleep=clock.sleep)
 
     return build
@@ -108,8 +110,8 @@ def test_a_fault_that_passes_is_repeated(fault: Any, chat_server: Any, endpoint:
 
 def test_a_request_that_hangs_is_given_up_and_repeated(chat_server: Any, endpoint: Any) -> None:
     chat_server.faults = ["hang"]
-    assert endpoint(timeout_s=0.3).ask(*_texts("q")).text == "yes"
-    assert len(chat_server.requests) == 2
+    assert endpoint(timeout_s=0.5).ask(*_texts("q")).text == "yes"
+    assert len(chat_server.requests) >= 2  # on a busy machine the second answer may be late too
 
 
 def test_retry_after_pauses_all_processes(chat_server: Any, endpoint: Any, clock: _Clock) -> None:
@@ -188,7 +190,13 @@ def test_a_missing_key_or_server_is_reported_before_the_run(chat_server: Any, mo
 
 
 def test_concurrency_holds_over_all_clients(chat_server: Any, tmp_path: Path) -> None:
-    chat_server.delay_s = 0.05
+    three = threading.Barrier(3)
+
+    def answer(body: dict[str, Any]) -> str:
+        three.wait(120)
+        return "yes"
+
+    chat_server.answer = answer
     config = EndpointConfig(url=chat_server.url, model="m", concurrency=3)
     clients = [Endpoint(config, tmp_path) for _ in range(3)]
     futures = [
@@ -274,13 +282,21 @@ def test_steps_of_a_process_share_the_endpoint(chat_server: Any, tmp_path: Path)
 
 
 def test_the_engine_learns_how_long_a_step_waits(chat_server: Any, tmp_path: Path) -> None:
-    chat_server.delay_s = 0.2
     waited: list[float] = []
+    twice = threading.Event()
+
+    def beat(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            twice.set()
+
+    chat_server.answer = lambda body: "yes" if twice.wait(120) else "too late"
     context = Context(seed=0, cache=tmp_path)
     client = Endpoint.of(EndpointConfig(url=chat_server.url, model="m"), context)
-    context.resources[ON_WAITING] = waited.append  # as the engine does for each part
-    client.ask_all(_texts("a", "b"))
-    assert 0.2 <= sum(waited) < 2.0
+    context.resources[ON_WAITING] = beat  # as the engine does for each part
+    started = time.monotonic()
+    assert [reply.text for reply in client.ask_all(_texts("a", "b"))] == ["yes", "yes"]
+    assert 0.4 < sum(waited) <= time.monotonic() - started  # two beats of a quarter of a second, and the rest
 
 
 def test_pipelines_may_share_answers(chat_server: Any, tmp_path: Path) -> None:

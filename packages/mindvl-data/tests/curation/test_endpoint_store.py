@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +33,7 @@ from mindvl_data.curation.endpoint_store import AnswerStore, BudgetError, Expect
 from mindvl_data.errors import DataError
 
 _NUM_QUESTIONS = 24
+_NUM_BEFORE_KILL = 6
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
@@ -44,7 +46,7 @@ from pathlib import Path
 from mindvl_data.curation.endpoint import Endpoint, EndpointConfig, Question
 url, model, directory, step = sys.argv[1:]
 images = [path.read_bytes() for path in sorted(Path(directory).glob("*.png"))][:: int(step)]
-endpoint = Endpoint(EndpointConfig(url=url, model=model, concurrency=3, timeout_s=60.0), Path(directory) / "cache")
+endpoint = Endpoint(EndpointConfig(url=url, model=model, concurrency=3, timeout_s=600.0), Path(directory) / "cache")
 for start in range(0, len(images), 4):
     batch = [Question([image, "read the number"], max_tokens=12) for image in images[start : start + 4]]
     for reply in endpoint.ask_all(batch):
@@ -125,12 +127,18 @@ def test_the_wait_for_a_rate_ends_when_enough_of_the_last_minute_has_passed() ->
 
 
 class _CountingProxy:
-    """Passes requests on to a server, and counts those of each question."""
+    """Passes requests on to a server, and counts those of each question.
+
+    Attributes:
+        asked: Number of requests by question.
+        answers: Requests are passed on as long as it can be acquired, and wait after that.
+    """
 
     def __init__(self, target: str) -> None:
         self.asked: Counter[str] = Counter()
+        self.answers = threading.Semaphore(_NUM_BEFORE_KILL)
         lock = threading.Lock()
-        asked = self.asked
+        asked, answers = self.asked, self.answers
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *arguments: Any) -> None:
@@ -140,14 +148,16 @@ class _CountingProxy:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with lock:
                     asked[sha256(json.dumps(json.loads(body)["messages"]).encode()).hexdigest()] += 1
+                answers.acquire()
                 headers = {"Content-Type": "application/json"}
                 request = urllib.request.Request(f"{target}/chat/completions", body, headers)
-                with urllib.request.urlopen(request, timeout=120) as reply:
+                with urllib.request.urlopen(request, timeout=600) as reply:
                     content = reply.read()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+                with suppress(ConnectionError):  # of a killed process
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -181,24 +191,26 @@ def model_directory(tmp_path: Path, hf: PreTrainedTokenizerFast, tiny_qwen2_5_vl
 @pytest.fixture
 def served(model_directory: Path) -> Iterator[str]:
     """The URL of the server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = Path(sys.executable).parent / "transformers"
-    command = [program, "serve", model_directory, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-    try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.2)
-        assert process.poll() is None, "transformers serve ended"
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(30)
+    with socket.socket() as holder:  # so that nobody else gets the port before the server listens
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        program = Path(sys.executable).parent / "transformers"
+        command = [program, "serve", model_directory, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+        process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+        try:
+            deadline = time.monotonic() + 600
+            while True:
+                with socket.socket() as attempt:
+                    if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, "transformers serve ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
@@ -235,20 +247,24 @@ def test_no_answer_is_asked_for_twice_by_two_processes_that_are_killed_and_repea
         Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
 
     workers = _start(proxy, model_directory, tmp_path)
-    deadline = time.monotonic() + 120
-    while _num_answers(tmp_path) < 6 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    deadline = time.monotonic() + 600
+    while (_num_answers(tmp_path), sum(proxy.asked.values())) != (_NUM_BEFORE_KILL, _NUM_BEFORE_KILL + 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    # Stopped first: one that runs would ask for the lost answers of the other one.
     for worker in workers:
-        worker.send_signal(signal.SIGKILL)
+        worker.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+    for worker in workers:
+        worker.kill()
         worker.wait()
-    answered = _num_answers(tmp_path)
-    assert 6 <= answered < _NUM_QUESTIONS
-    time.sleep(1.0)  # requests in flight reach the proxy before they are counted
-    before = Counter(proxy.asked)
+    answered, before = _num_answers(tmp_path), Counter(proxy.asked)
+    assert answered == _NUM_BEFORE_KILL
     assert max(before.values()) == 1  # two processes with the same questions
-    assert answered <= len(before) <= answered + 3  # at most `concurrency` requests are lost in flight
+    assert len(before) == answered + 3  # `concurrency` requests were in flight and are lost
+    proxy.answers.release(1000)
 
-    outputs = [worker.communicate(timeout=120)[0].splitlines() for worker in _start(proxy, model_directory, tmp_path)]
+    outputs = [worker.communicate(timeout=600)[0].splitlines() for worker in _start(proxy, model_directory, tmp_path)]
     assert len(outputs[0]) == _NUM_QUESTIONS
     assert outputs[0] == outputs[1][::-1]
     assert len(set(outputs[0])) > 3  # answers depend on the image
@@ -259,7 +275,7 @@ def test_no_answer_is_asked_for_twice_by_two_processes_that_are_killed_and_repea
 
     total = sum(proxy.asked.values())
     for worker in _start(proxy, model_directory, tmp_path):
-        assert worker.communicate(timeout=120)[0].splitlines() in outputs
+        assert worker.communicate(timeout=600)[0].splitlines() in outputs
     assert sum(proxy.asked.values()) == total  # a third run asks nothing
 
     config = EndpointConfig(url=proxy.url, model=str(model_directory), budget_requests=total)

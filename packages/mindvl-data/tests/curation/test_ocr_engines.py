@@ -101,7 +101,7 @@ def test_words_of_tesseract_are_joined_to_lines_and_unsure_words_left_out() -> N
 
 
 def test_a_command_is_asked_line_by_line_and_survives_images_that_make_it_fail() -> None:
-    config = CommandOcrConfig(command=(sys.executable, "-c", ECHO), timeout_s=5)
+    config = CommandOcrConfig(command=(sys.executable, "-c", ECHO), timeout_s=120)
     engine = engine_of(config, Context(seed=0, cache=Path("unused")))
     expected = [OcrLine("9", (0, 0, 30, 20))]
     assert engine.read(gray(9)) == expected

@@ -111,11 +111,11 @@ def test_hostile_texts_take_linear_time(tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("\n".join("a" * length for length in range(16, 60)), encoding="utf-8")
     hostile = ("a " * 50_000, "a" * 100_000, "1" * 500, "www." * 25_000, "http://" * 15_000, "(" * 499)
-    start = time.perf_counter()
+    start = time.process_time()  # not wall time: the machine may be busy
     run("block_list", *hostile, phrases=(file,))
     run("boilerplate", *hostile)
     run("garbled_text", *hostile)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10
 
 
 def test_languages_are_identified_by_the_shipped_model() -> None:

@@ -84,7 +84,7 @@ class HttpStore:
         if fault.isdigit():
             return self._send(request, int(fault), b"")
         if fault == "slow":
-            self.release.wait(5)
+            self.release.wait(60)
         if fault == "release":
             self.release.set()
         assert content is not None

@@ -81,14 +81,14 @@ def test_a_slow_read_holds_no_one_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def slow_pread(file: int, length: int, offset: int) -> bytes:
         if length == 7:
             entered.set()
-            assert release.wait(5)
+            assert release.wait(60)
         return pread(file, length, offset)
 
     monkeypatch.setattr(files_module.os, "pread", slow_pread)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(files.read(paths[0], 0, 7)))
     thread.start()
-    assert entered.wait(5)
+    assert entered.wait(60)
     assert files.read(paths[1], 0, 3) == files.read(paths[0], 0, 3) == b"con"
     files.close()  # the file in use is closed by its last user
     release.set()

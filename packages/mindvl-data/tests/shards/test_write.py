@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -188,8 +187,13 @@ def test_a_write_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path)
     lines = [json.dumps({"text": f"text {n}"}) if n % 7 else "{" for n in range(200)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
 
-    def write(out: Path) -> Written:
-        return write_shards(tmp_path / "t.jsonl", out, format="text", samples_per_shard=3, skip_bad=True)
+    def write(out: Path, progress: WriteProgress | None = None) -> Written:
+        rows = tmp_path / "t.jsonl"
+        return write_shards(rows, out, format="text", samples_per_shard=3, skip_bad=True, progress=progress)
+
+    def die(done: int, total: int) -> None:
+        if len(list(out.glob("*.tar"))) > before + 9 + kills:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     whole, out, kills = write(tmp_path / "whole/out"), tmp_path / "out", 0
     while True:
@@ -197,13 +201,9 @@ def test_a_write_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path)
         child = os.fork()
         if not child:
             with suppress(BaseException):
-                write(out)
+                write(out, die)
             os._exit(0)
-        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
-            if len(list(out.glob("*.tar"))) > before + 9 + kills:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(0.001)
-        if done[1] == 0:
+        if os.waitpid(child, 0)[1] == 0:
             break
         kills += 1
     assert kills >= 2
