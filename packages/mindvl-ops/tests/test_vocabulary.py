@@ -59,7 +59,7 @@ def found(tmp_path_factory):
     """What each of two processes found: backend, way -> loss and gradients."""
     directory = tmp_path_factory.mktemp("ranks")
     ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(directory)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
     return [torch.load(directory / f"{rank}.pt") for rank in range(2)]
 
 

@@ -57,7 +57,7 @@ def test_ranks_mask_the_same_samples_and_different_data_orders_are_refused(tmp_p
         for rank in range(2)
     ]
     try:
-        lines = [worker.communicate(timeout=100)[0].splitlines() for worker in workers]
+        lines = [worker.communicate(timeout=400)[0].splitlines() for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

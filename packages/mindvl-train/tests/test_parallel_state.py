@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 Read = Callable[[Path], dict[str, torch.Tensor]]
 ReadLosses = Callable[[RunConfig], list[tuple[int, float, float]]]
 
-HANGS_AFTER_S = 60
+HANGS_AFTER_S = 200
 # Adam's first steps follow the sign of a gradient, so that rounding of nearly zero ones would show: damp them.
 DAMPED = OptimizerConfig(epsilon=1e-4)
 

@@ -24,7 +24,7 @@ dist.destroy_process_group()
 
 
 def test_ranks_have_their_variables_meet_each_other_and_return_their_output() -> None:
-    outputs = run_ranks(["-c", REDUCE, "word"], 2, timeout_s=60, environment={"OWN": "set"})
+    outputs = run_ranks(["-c", REDUCE, "word"], 2, timeout_s=300, environment={"OWN": "set"})
     assert outputs == [f"word {rank} set 3.0\non stderr" for rank in range(2)]
     assert "OWN" not in os.environ
 
@@ -38,9 +38,9 @@ def test_files_and_modules_run_as_main_and_nothing_remains_between_ranks(tmp_pat
         "print(__name__, sys.argv, neighbor.value, hasattr(torch, 'left'), os.getcwd())\ntorch.left = True\n"
     )
     for _ in range(2):
-        [output] = run_ranks([str(program), "a"], 1, timeout_s=60)
+        [output] = run_ranks([str(program), "a"], 1, timeout_s=300)
         assert output.split() == ["__main__", f"['{program}',", "'a']", "5", "False", os.getcwd()]
-    [output] = run_ranks(["-m", "this"], 1, timeout_s=60)
+    [output] = run_ranks(["-m", "this"], 1, timeout_s=300)
     assert output.startswith("The Zen of Python")
 
 
@@ -55,7 +55,7 @@ def test_files_and_modules_run_as_main_and_nothing_remains_between_ranks(tmp_pat
 def test_a_rank_that_fails_is_named_with_its_exit_code_and_output(end: str, code: int, reason: str) -> None:
     program = f"import os, sys; print('before', flush=True)\nif os.environ['RANK'] == '1': {end}"
     with pytest.raises(AssertionError) as caught:
-        run_ranks(["-c", program], 2, timeout_s=60)
+        run_ranks(["-c", program], 2, timeout_s=300)
     text = str(caught.value)
     assert f"rank 1, exit code {code}:" in text
     assert reason in text
@@ -67,7 +67,7 @@ def test_a_rank_that_hangs_is_killed_at_the_time_limit(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     with pytest.raises(subprocess.TimeoutExpired):
         run_ranks(["-c", hangs, str(pid)], 1, timeout_s=5)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while Path("/proc", pid.read_text()).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path("/proc", pid.read_text()).exists()

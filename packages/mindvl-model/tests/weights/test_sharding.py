@@ -80,7 +80,7 @@ def write_directory(model: Any, directory: Path) -> Path:
 
 
 def run_two(job: Path) -> list[list[Any]]:
-    run_ranks(["-c", textwrap.dedent(WORKER), str(job)], 2, timeout_s=120)
+    run_ranks(["-c", textwrap.dedent(WORKER), str(job)], 2, timeout_s=400)
     return [pickle.loads(Path(f"{job}.{rank}").read_bytes()) for rank in range(2)]
 
 

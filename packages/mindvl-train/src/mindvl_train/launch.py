@@ -8,13 +8,13 @@ in the calling process, and kills ranks that need more than 30 seconds to save.
 import logging
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from mindvl_ops.runtime.ports import reserved_port
 from mindvl_train.errors import ProcessError, TrainError
 from mindvl_train.signals import STUCK, StopRequests, forward_signal, handled_by
 
@@ -36,20 +36,19 @@ def launch(command: Sequence[str], num_processes: int, *, threads_per_process: i
     Raises:
         ProcessError: A process failed; the others were killed.
     """
-    processes: list[subprocess.Popen[bytes]] = []
     requests = StopRequests()
+    received: list[int] = []  # sent by _wait, because a signal may come before all processes are started
 
-    def forward(number: int, frame: object) -> None:
+    def keep(number: int, frame: object) -> None:
         requests.record(number, frame)
-        for process in processes:
-            process.send_signal(number)
+        received.append(number)
 
     before: dict[int, Any] = {}
     try:
-        with handled_by(forward) as before:
+        with handled_by(keep) as before:
             for left in range(max_restarts, -1, -1):
                 try:
-                    _run_once(command, num_processes, threads_per_process, processes)
+                    _run_once(command, num_processes, threads_per_process, received)
                     return
                 except ProcessError as error:
                     if not left or requests():
@@ -59,32 +58,28 @@ def launch(command: Sequence[str], num_processes: int, *, threads_per_process: i
         forward_signal(before, requests)
 
 
-def _run_once(
-    command: Sequence[str], num_processes: int, threads_per_process: int, processes: list["subprocess.Popen[bytes]"]
-) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # More threads than cores slow down every process.
-        "OMP_NUM_THREADS": str(threads_per_process),
-        LAUNCHER: str(os.getpid()),
-    }
-    try:
-        for rank in range(num_processes):
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(command, env={**os.environ, **shared, **ranks}))
-        _wait(processes)
-    finally:
-        for process in processes:
-            process.kill()  # a no-op for processes that have ended
-        for process in processes:
-            process.wait()
-        processes.clear()
+def _run_once(command: Sequence[str], num_processes: int, threads_per_process: int, received: list[int]) -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+    with reserved_port() as port:
+        shared = {
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            # More threads than cores slow down every process.
+            "OMP_NUM_THREADS": str(threads_per_process),
+            LAUNCHER: str(os.getpid()),
+        }
+        try:
+            for rank in range(num_processes):
+                ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                processes.append(subprocess.Popen(command, env={**os.environ, **shared, **ranks}))
+            _wait(processes, received)
+        finally:
+            for process in processes:
+                process.kill()  # a no-op for processes that have ended
+            for process in processes:
+                process.wait()
 
 
 def local_rank_and_size() -> tuple[int, int]:
@@ -131,8 +126,12 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, name="mindvl-launcher-watch", daemon=True).start()
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _wait(processes: Sequence["subprocess.Popen[bytes]"], received: list[int]) -> None:
     while True:
+        while received:
+            number = received.pop(0)
+            for process in processes:
+                process.send_signal(number)
         codes = [process.poll() for process in processes]
         failed = {rank: code for rank, code in enumerate(codes) if code}
         if failed:

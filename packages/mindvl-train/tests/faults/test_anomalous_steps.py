@@ -208,9 +208,11 @@ def test_skipped_steps_change_nothing_and_a_resumed_run_skips_the_same_ones(
 # Imports once and forks the processes of each start, so that a start costs a second instead of ten. A run is killed at
 # given steps, a little later or while it starts, with any number of processes, and started again until it is done.
 CHAOS = """
-    import gc, json, os, pickle, random, signal, socket, sys, time
+    import gc, json, os, pickle, random, signal, sys, time
+    from contextlib import ExitStack
     from pathlib import Path
     import mindvl_train.weights  # megatron-core and all the rest, before the forks
+    from mindvl_ops.runtime.ports import reserved_port
     from mindvl_train import run_training
 
     gc.collect()
@@ -219,11 +221,17 @@ CHAOS = """
     quiet, restless, num_kills, seed = pickle.loads(Path(sys.argv[1]).read_bytes())
     choose = random.Random(seed)
 
-    def start(config, world):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    ports = ExitStack()  # held until this process ends
+
+    def start(config, world, waits=False):
+        port = ports.enter_context(reserved_port())
         children = []
+
+        def on_step(step, loss):
+            progress(config).write_text(str(step))
+            while waits and step == config.schedule.steps:  # for the kill, which a run that has ended would not notice
+                time.sleep(1)
+
         for rank in range(world):
             if child := os.fork():
                 children.append(child)
@@ -235,7 +243,7 @@ CHAOS = """
             os.dup2(log, 1), os.dup2(log, 2)
             code = 1
             try:
-                run_training(config, on_step=lambda step, loss: progress(config).write_text(str(step)))
+                run_training(config, on_step=on_step)
                 code = 0
             finally:
                 os._exit(code)
@@ -259,14 +267,14 @@ CHAOS = """
             time.sleep(0.01)
         return codes
 
-    assert reap(start(quiet, 1), 300) == [0]
+    assert reap(start(quiet, 1), 600) == [0]
     kills = []
     steps = quiet.schedule.steps
     for target in sorted(choose.choices(range(steps - 1), k=num_kills)):
         world = choose.choice([1, 2, 2, 4])
         starting = choose.random() < 0.2
         progress(restless).write_text("0")
-        children = start(restless, world)
+        children = start(restless, world, waits=True)
         ended = False
         while not starting and int(progress(restless).read_text() or 0) <= target and not ended:
             time.sleep(0.002)
@@ -278,7 +286,7 @@ CHAOS = """
             os.kill(child, signal.SIGKILL)
         codes = reap(children, 1.0)
         kills.append([world, "start" if starting else target + 1, len(victims), codes])
-    assert reap(start(restless, 2), 300) == [0, 0]
+    assert reap(start(restless, 2), 600) == [0, 0]
     print(json.dumps(kills))
 """
 

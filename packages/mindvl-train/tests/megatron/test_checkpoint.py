@@ -63,7 +63,7 @@ def run_in_two(runs: list[tuple[RunConfig, int]], directory: Path) -> None:
     run_ranks(
         ["-c", textwrap.dedent(WORKER), str(job)],
         2,
-        timeout_s=400,
+        timeout_s=900,
         environment=agent,
         imports=("mindvl_train.weights", "mindvl_train.loop", "transformers"),
     )

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from mindvl_model.testing.tiny import smallest_config, smallest_deepseek_v3
+from mindvl_ops.runtime.ports import reserved_port
 from mindvl_train import ModelSection, RunConfig
 from mindvl_train.megatron.groups import destroy_groups
 from mindvl_train.metrics.metrics import Metrics
@@ -128,7 +128,7 @@ def test_groups_come_down_so_that_a_process_can_train_again() -> None:
 
 
 # Trains one step from the same weights and packs in a layout, and reports it. In the data-parallel one, then steps in
-# which the second rank alone has a slow loader, much text, large images.
+# which the second rank alone has a slow loader, much text, large images; three times, because the machine may be busy.
 WORKER = """
     import json, os, pickle, sys, time
     from dataclasses import replace
@@ -202,9 +202,10 @@ WORKER = """
             return
         small, second = dict(num_text=8), ranks.dp_rank == 1
         yield [Pack(**small)], 1
-        yield slow([Pack(**small)], 0.5 * second), 1
-        yield [Pack(num_text=2000 if second else 8)], 1
-        yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
+        for _ in range(3):
+            yield slow([Pack(**small)], 0.5 * second), 1
+            yield [Pack(num_text=2000 if second else 8)], 1
+            yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
 
     layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2), ParallelConfig(cp_size=2)]
     reports = []
@@ -232,21 +233,16 @@ def reports(config_for: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(5)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = [str(probe.getsockname()[1]) for probe in probes]
-    workers = [start(0, 2, ports[:4]), start(1, 2, ports[:4]), start(0, 1, ports[4:])]
     printed = []
-    try:
+    with ExitStack() as stack:
+        ports = [str(stack.enter_context(reserved_port())) for _ in range(5)]
+        workers = [start(0, 2, ports[:4]), start(1, 2, ports[:4]), start(0, 1, ports[4:])]
         for worker in workers:
-            out, err = worker.communicate(timeout=400)
+            stack.callback(worker.kill)
+        for worker in workers:
+            out, err = worker.communicate(timeout=600)
             assert worker.returncode == 0, err[-3000:]
             printed.append(json.loads(out.strip().splitlines()[-1]))
-    finally:
-        for worker in workers:
-            worker.kill()
     return {"one": printed[2][0][0], "two": [reports[0] for reports in printed[0]], "uneven": printed[0][0][1:]}
 
 
@@ -280,7 +276,9 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
 
 @pytest.mark.multi
 def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, Any]) -> None:
-    _, slow, text, images = (report["step_split"] for report in reports["uneven"])
+    repeated = [reports["uneven"][kind::3] for kind in (1, 2, 3)]
+    quietest = [min(same, key=lambda report: report["wall"]) for same in repeated]
+    slow, text, images = (report["step_split"] for report in quietest)
     for report in reports["uneven"]:
         assert sum(report["step_split"].values()) == pytest.approx(report["wall"], rel=0.01, abs=0.02)
         assert min(report["step_split"].values()) >= 0
@@ -289,5 +287,5 @@ def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, 
     lost = ("data_wait", "vision_imbalance", "language_imbalance", "pipeline_bubble", "optimizer", "host")
     assert max(lost, key=lambda name: text[name]) == "language_imbalance"
     assert max(lost, key=lambda name: images[name]) == "vision_imbalance"
-    assert reports["uneven"][2]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
-    assert reports["uneven"][3]["imbalance"]["vision"] > 1.9
+    assert quietest[1]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
+    assert quietest[2]["imbalance"]["vision"] > 1.9

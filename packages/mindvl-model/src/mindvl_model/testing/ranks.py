@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import IO
 
 from mindvl_model.accelerator import set_up_device
+from mindvl_ops.runtime.ports import reserved_port
 
 IMPORTS = ("mindvl_model.megatron.one_step", "mindvl_model.megatron.stages", "mindvl_model.testing.tiny")
 
@@ -49,15 +50,11 @@ def run_ranks(
         AssertionError: A rank failed; the message has the end of its output.
         subprocess.TimeoutExpired: A rank did not end in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", **launcher, **(environment or {})}
     # A server cannot fork once a device is in use, and macOS forbids what gloo does after a fork.
     forks = sys.platform == "linux" and set_up_device().kind == "cpu"
-    deadline = time.monotonic() + timeout_s
-    with tempfile.TemporaryDirectory() as directory:
+    with reserved_port() as port, tempfile.TemporaryDirectory() as directory:
+        launcher = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared = {**os.environ, "OMP_NUM_THREADS": "1", **launcher, **(environment or {})}
         files = [Path(directory) / str(rank) for rank in range(num_ranks)]
         ranks: list[_ForkedRank | subprocess.Popen[bytes]] = []
         try:
@@ -69,6 +66,7 @@ def run_ranks(
                     else:
                         command = [sys.executable, *arguments]
                         ranks.append(subprocess.Popen(command, env=variables, stdout=output, stderr=output))
+            deadline = time.monotonic() + timeout_s  # a server may have been started first
             codes = [process.wait(timeout=max(0.0, deadline - time.monotonic())) for process in ranks]
         except subprocess.TimeoutExpired as error:
             error.output = b"\n".join(file.read_bytes()[-4000:] for file in files)
