@@ -10,6 +10,7 @@ import pytest
 
 from mindvl_cli.failures import CliError
 from mindvl_cli.server import ServerConfig, chosen_engine, run_server, server_command
+from mindvl_ops.runtime.ports import reserved_port
 
 
 def test_vllm_is_started_where_it_is_installed_and_transformers_otherwise():
@@ -40,6 +41,13 @@ def test_the_url_can_be_opened_on_this_machine(host, url):
     assert ServerConfig(model=Path("m"), host=host).url == url
 
 
+@pytest.fixture
+def port():
+    """A port that nobody else gets during the test."""
+    with reserved_port() as number:
+        yield number
+
+
 def test_a_port_in_use_is_refused_before_a_server_is_started(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -50,25 +58,19 @@ def test_a_port_in_use_is_refused_before_a_server_is_started(tmp_path):
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
-def test_the_exit_code_is_that_of_the_server(tmp_path, monkeypatch, capsys, script, code):
+def test_the_exit_code_is_that_of_the_server(tmp_path, monkeypatch, capsys, port, script, code):
     monkeypatch.setattr("mindvl_cli.server.server_command", lambda *_: ["sh", "-c", script])
-    assert run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port())) == code
+    assert run_server(ServerConfig(model=tmp_path, engine="transformers", port=port)) == code
     assert f"ended with exit code {code} before it answered" in capsys.readouterr().err
 
 
-def test_a_signal_is_passed_to_the_server(tmp_path, monkeypatch):
+def test_a_signal_is_passed_to_the_server(tmp_path, monkeypatch, port):
     script = "trap 'exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
     monkeypatch.setattr("mindvl_cli.server.server_command", lambda *_: ["sh", "-c", script])
-    assert run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port())) == 5
+    assert run_server(ServerConfig(model=tmp_path, engine="transformers", port=port)) == 5
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch):
+def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch, port):
     def fail(url):
         if (tmp_path / "ready").exists():
             raise BrokenPipeError
@@ -78,13 +80,13 @@ def test_an_error_of_this_process_ends_the_server_too(tmp_path, monkeypatch):
     monkeypatch.setattr("mindvl_cli.server.server_command", lambda *_: ["sh", "-c", script])
     monkeypatch.setattr("mindvl_cli.server._answers", fail)
     with pytest.raises(BrokenPipeError):
-        run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))
+        run_server(ServerConfig(model=tmp_path, engine="transformers", port=port))
     assert (tmp_path / "ended").exists()
 
 
-def test_a_class_that_only_the_directory_has_is_refused_for_the_server_of_transformers(tmp_path):
+def test_a_class_that_only_the_directory_has_is_refused_for_the_server_of_transformers(tmp_path, port):
     name = "OtherForConditionalGeneration"
     auto_map = {"AutoModelForImageTextToText": f"modeling_other.{name}"}
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "auto_map": auto_map}))
     with pytest.raises(CliError, match=f"transformers has no class {name}.* use mindvl chat"):
-        run_server(ServerConfig(model=tmp_path, engine="transformers", port=_free_port()))
+        run_server(ServerConfig(model=tmp_path, engine="transformers", port=port))

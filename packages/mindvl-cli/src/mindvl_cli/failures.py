@@ -8,6 +8,7 @@ heavy is imported to report a typing mistake.
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,7 @@ def run_guarded(invoke: Callable[[], object]) -> int:
         error.show(shown)
         return error.exit_code
     except Stopped as stopped:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it has arrived, and would be raised again while this is printed
         click.echo(str(stopped), err=True)
         return stopped.exit_code
     except (KeyboardInterrupt, click.Abort):

@@ -17,6 +17,7 @@ from PIL import Image
 
 from mindvl_cli.commands.eval import evaluate
 from mindvl_merge.evaluation import Endpoint, Predictor
+from mindvl_ops.runtime.ports import reserved_port
 
 
 @pytest.fixture
@@ -95,25 +96,24 @@ def test_the_judge_its_prompts_and_its_replies_are_kept_with_the_scores(model, t
 @pytest.fixture(scope="module")
 def served(model_directory):
     """The URL of transformers' own server with a tiny model."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = Path(sys.executable).parent / "transformers"
-    at = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--trust-remote-code"]
-    command = [program, "serve", str(model_directory), *at]
-    process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-    try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.2)
-        assert process.poll() is None, "transformers serve ended"
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(30)
+    with reserved_port() as port:
+        program = Path(sys.executable).parent / "transformers"
+        at = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--trust-remote-code"]
+        command = [program, "serve", str(model_directory), *at]
+        process = subprocess.Popen(command, env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+        try:
+            deadline = time.monotonic() + 600
+            while True:
+                with socket.socket() as attempt:
+                    if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, "transformers serve ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.slow

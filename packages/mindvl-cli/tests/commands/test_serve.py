@@ -18,6 +18,7 @@ from PIL import Image
 
 from mindvl_cli.commands.serve import serve
 from mindvl_cli.processor_limits import apply_limits
+from mindvl_ops.runtime.ports import reserved_port
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path):
@@ -31,7 +32,7 @@ def _prompt_tokens(url: str, model: str, content: list[dict[str, object]]) -> in
     request = urllib.request.Request(
         f"{url}/chat/completions", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as reply:
         return int(json.load(reply)["usage"]["prompt_tokens"])
 
 
@@ -60,17 +61,21 @@ def mindvl_directory(tmp_path_factory):
     return directory / "model"
 
 
+@pytest.fixture
+def port():
+    """A port that nobody else gets during the test."""
+    with reserved_port() as number:
+        yield number
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "trusted"), [("model_directory", ["--trust-remote-code"]), ("mindvl_directory", [])])
 def test_the_served_model_uses_the_applied_limits_and_ends_with_the_exit_code_of_the_server(
-    name, trusted, request, tmp_path
+    name, trusted, port, request, tmp_path
 ):
     model = tmp_path / "model"
     shutil.copytree(request.getfixturevalue(name), model)
     apply_limits(model, min_pixels=4 * 784, max_pixels=4 * 784)  # 4 visual tokens; the directory had at most 16
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = ["--port", str(port), "--engine", "transformers", *trusted, "--", "--device", "cpu"]
     command = [sys.executable, "-m", "mindvl_cli.main", "serve", str(model), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -88,7 +93,7 @@ def test_the_served_model_uses_the_applied_limits_and_ends_with_the_exit_code_of
         assert added == 4 + 2  # the start and the end of the image are tokens too
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(30)
+        code = process.wait(300)
         process.stdout.close()
     assert code == 128 + signal.SIGTERM
     with socket.socket() as attempt:

@@ -47,7 +47,7 @@ def server():
 def _ask(server, **values):
     pauses = []
     url = f"http://127.0.0.1:{server.server_port}/v1/"
-    endpoint = Endpoint(EndpointConfig(url=url, model="m", num_tries=3, timeout_s=5, **values), sleep=pauses.append)
+    endpoint = Endpoint(EndpointConfig(url=url, model="m", num_tries=3, timeout_s=120, **values), sleep=pauses.append)
     return endpoint.ask([{"role": "user", "content": "?"}], max_new_tokens=7), pauses
 
 
