@@ -178,9 +178,9 @@ def test_a_pipeline_asks_each_question_once_and_waits_for_people(chat_server: An
         return "I would not score this." if "hopeless" in text else json.dumps(reply)
 
     chat_server.answer = answer
-    chat_server.delay_s = 0.6
+    chat_server.delay_s = 1.5
     # 12 records with 4 requests at a time take longer than the limit of a record, which does not count waiting
-    first = curate(_pipeline(tmp_path, chat_server, "first", seconds_per_record=1.5)).manifest
+    first = curate(_pipeline(tmp_path, chat_server, "first", seconds_per_record=4.0)).manifest
     judge, reannotated, applied, queued, sampled = first["steps"]
     assert (judge["in"], judge["out"], judge["dropped"]) == (12, 10, {"low_score": 1})
     assert sum(judge["quarantined"].values()) == 1
