@@ -43,7 +43,7 @@ def test_the_url_can_be_opened_on_this_machine(host, url):
 
 @pytest.fixture
 def port():
-    """A port that nobody else gets during the test."""
+    """A port that the system assigns to no other process during the test."""
     with reserved_port() as number:
         yield number
 

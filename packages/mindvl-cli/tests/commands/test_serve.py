@@ -63,7 +63,7 @@ def mindvl_directory(tmp_path_factory):
 
 @pytest.fixture
 def port():
-    """A port that nobody else gets during the test."""
+    """A port that the system assigns to no other process during the test."""
     with reserved_port() as number:
         yield number
 

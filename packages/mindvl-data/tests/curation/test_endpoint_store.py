@@ -191,7 +191,7 @@ def model_directory(tmp_path: Path, hf: PreTrainedTokenizerFast, tiny_qwen2_5_vl
 @pytest.fixture
 def served(model_directory: Path) -> Iterator[str]:
     """The URL of the server."""
-    with socket.socket() as holder:  # so that nobody else gets the port before the server listens
+    with socket.socket() as holder:  # so that no other process gets the port before the server listens
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reserved port goes to no one who asks the system for a free one, and to a store that names it."""
+"""A reserved port goes to no process that asks the system for a free one, and to a store that names it."""
 
 import socket
 import sys

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Inside the block the system assigns this port of 127.0.0.1 to nobody else, but a process that names it may listen.
+    """Inside the block the system assigns this port of 127.0.0.1 to no other process, but one that names it may listen.
 
     The listening process has to set SO_REUSEADDR, as torch's TCPStore and most servers do. Processes take seconds until they
     listen; meanwhile gloo asks the system for ports, and would get one that is only free.
