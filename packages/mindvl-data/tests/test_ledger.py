@@ -405,11 +405,11 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
 
 
 def test_reading_needs_no_thread_and_no_more_than_a_file(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     with pytest.raises(DataError, match="does not exist"):
         consumed(tmp_path / "audit.jsonl")
     (tmp_path / "audit.jsonl").write_text("")
     report = consumed(tmp_path / "audit.jsonl")
     assert (report["steps"], report["samples"], report["sources"], report["began"]) == (0, 0, {}, None)
-    assert threading.active_count() == before
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
     assert list(read_log(tmp_path / "audit.jsonl")) == []
