@@ -128,7 +128,8 @@ def test_groups_come_down_so_that_a_process_can_train_again() -> None:
 
 
 # Trains one step from the same weights and packs in a layout, and reports it. In the data-parallel one, then steps in
-# which the second rank alone has a slow loader, much text, large images; three times, because the machine may be busy.
+# which the second rank alone has a slow loader, much text, large images. Its clock counts the processor time of own work,
+# the seconds of the slow loader and the time in collectives, because other programs may use the processors too.
 WORKER = """
     import json, os, pickle, sys, time
     from dataclasses import replace
@@ -147,6 +148,8 @@ WORKER = """
     from mindvl_train.resolved_run import resolve_run, tokenized_model
     from mindvl_train.metrics.run_card import run_facts
     from mindvl_train.state import TrainState
+    from mindvl_train.metrics import step_clock
+    from mindvl_train.metrics.step_clock import StepClock
     from mindvl_train.step import train_step
     from mindvl_train.weights import build_models
 
@@ -167,9 +170,33 @@ WORKER = """
         def model_inputs(self):
             return self._inputs
 
+    class OwnTime:
+        waited, depth, since = 0.0, 0, 0.0
+
+        def now(self):
+            return time.process_time() + self.waited
+
+        def enter(self, clock, name):
+            enter(clock, name)
+            self.depth += 1
+            if self.depth == 1:
+                self.since = time.perf_counter()
+
+        def leave(self, clock):
+            self.depth -= 1
+            if self.depth == 0:
+                self.waited += time.perf_counter() - self.since
+            leave(clock)
+
+    own, enter, leave = OwnTime(), StepClock._enter, StepClock._leave
+    StepClock._enter = lambda clock, name: own.enter(clock, name)
+    StepClock._leave = lambda clock: own.leave(clock)
+    step_clock.time = SimpleNamespace(perf_counter=own.now)
+
     def slow(packs, seconds):
         for pack in packs:
-            time.sleep(seconds)
+            time.sleep(seconds)  # so that the other rank really waits
+            own.waited += seconds
             yield pack
 
     def steps(parallel):
@@ -183,14 +210,14 @@ WORKER = """
             metrics = Metrics([kept], 1, ranks, run_facts(config, model_config, ranks.device), models)
             for microbatches, number in sources_of(ranks):
                 torch.distributed.barrier()
-                began = time.perf_counter()
+                began = own.now()
                 report = train_step(
                     models, optimizer, iter(microbatches), num_microbatches=number, learning_rate=1e-3, ranks=ranks,
                     may_update=lambda *_: True, begin=lambda part: metrics.begin(part, state.step + 1),
                 )
                 state.step += 1
                 metrics.add(state, report, report_now=False)
-                walls.append(time.perf_counter() - began)
+                walls.append(own.now() - began)
             return [{**report, "wall": wall} for report, wall in zip(kept, walls, strict=True)]
 
     with Loader(config.data, global_batch_size=2, position_kind="rope") as loader:
@@ -202,10 +229,9 @@ WORKER = """
             return
         small, second = dict(num_text=8), ranks.dp_rank == 1
         yield [Pack(**small)], 1
-        for _ in range(3):
-            yield slow([Pack(**small)], 0.5 * second), 1
-            yield [Pack(num_text=2000 if second else 8)], 1
-            yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
+        yield slow([Pack(**small)], 0.5 * second), 1
+        yield [Pack(num_text=2000 if second else 8)], 1
+        yield [Pack(num_text=8, grids=[(1, 4, 4)] + [(1, 48, 48)] * second)], 1
 
     layouts = [ParallelConfig(), ParallelConfig(tp_size=2), ParallelConfig(pp_size=2), ParallelConfig(cp_size=2)]
     reports = []
@@ -280,19 +306,17 @@ def test_every_layout_reports_the_same_numbers(reports: dict[str, Any]) -> None:
 
 @pytest.mark.multi
 def test_lost_time_is_named_and_all_parts_add_up_to_the_step(reports: dict[str, Any]) -> None:
-    repeated = [reports["uneven"][kind::3] for kind in (1, 2, 3)]
-    quietest = [min(same, key=lambda report: report["wall"]) for same in repeated]
-    slow, text, images = (report["step_split"] for report in quietest)
+    _, slow, text, images = (report["step_split"] for report in reports["uneven"])
     for report in reports["uneven"]:
         assert (
             sum(report["step_split"].values()) <= report["wall"] + 1e-6
         )  # means over both ranks; it includes the report
         assert min(report["step_split"].values()) >= 0
-    assert all(sum(report["step_split"].values()) > 0.5 * report["wall"] for report in quietest)
-    assert slow["data_wait"] >= 0.3  # of half a second; on a busy machine the other rank may be slower at other things
-    assert slow["data_wait"] == max(slow.values())
+        assert sum(report["step_split"].values()) > 0.5 * report["wall"]
+    assert slow["data_wait"] >= 0.3  # of half a second; the other rank may need more processor time for other things
     lost = ("data_wait", "vision_imbalance", "language_imbalance", "pipeline_bubble", "optimizer", "host")
+    assert max(lost, key=lambda name: slow[name]) == "data_wait"
     assert max(lost, key=lambda name: text[name]) == "language_imbalance"
     assert max(lost, key=lambda name: images[name]) == "vision_imbalance"
-    assert quietest[1]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
-    assert quietest[2]["imbalance"]["vision"] > 1.9
+    assert reports["uneven"][2]["imbalance"]["language"] > 1.9  # nearly all of it is on one of two ranks
+    assert reports["uneven"][3]["imbalance"]["vision"] > 1.9
