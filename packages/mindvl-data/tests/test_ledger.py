@@ -388,7 +388,7 @@ def test_sources_come_and_go_between_restarts(make_config: MakeConfig, tmp_path:
     both = make_config(audit_log=log, num_threads=0)
     alone = replace(both, sources=both.sources[:1])
     state = run(alone, num_packs=20)
-    with pytest.raises(DataError, match=r"index of text \(added\)"):
+    with pytest.raises(DataError, match=r"source text \(added\)"):
         run(both, num_packs=2, state=state)
     state = run(both, num_packs=100, state=state, who="me@here")
     state = run(replace(both, sources=both.sources[1:]), num_packs=100, state=state, who="you@there")

@@ -204,7 +204,7 @@ def test_changed_data_are_refused_until_somebody_accepts_them(
     for file in [*(tmp_path / "photos").glob("shard-000001.*"), tmp_path / "photos" / "manifest.json"]:
         file.unlink()
     index_directory(tmp_path / "photos")
-    with pytest.raises(DataError, match="index of photos changed since it was written"):
+    with pytest.raises(DataError, match=r"step-00000002/ledger\.json: index of photos changed since it was written"):
         run_training(config)
     result = run_training(config, accept_data_change="me@here")
     assert result.finished

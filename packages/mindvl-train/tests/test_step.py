@@ -55,7 +55,12 @@ class Packs:
         return {}
 
     def load_state_dict(
-        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        accept_change: str | None = None,
+        parent_log: Path | None = None,
+        where: str = "checkpoint",
     ) -> None: ...
 
 

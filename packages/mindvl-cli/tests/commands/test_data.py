@@ -113,6 +113,9 @@ def test_a_sample_is_shown_at_each_stage(indexed: Path, tokenizer: Path) -> None
     tokens = run_json("show", indexed, "--key", "000000002", "--stage", "tokens", "--tokenizer", tokenizer)
     targets = "".join(run["text"] for run in tokens["tokens"] if run["in_loss"])
     assert targets == "At (4,4),(42,28), number 2.<|im_end|>"
+    num_loss, total = (sum(t["count"] for t in tokens["tokens"] if t["in_loss"] or every) for every in (False, True))
+    printed = run("show", indexed, "--key", "000000002", "--stage", "tokens", "--tokenizer", tokenizer).stdout
+    assert printed.endswith(f"\n{num_loss} of {total} tokens are loss tokens:\n  {targets}\n")
     pack = run_json("show", indexed, "--stage", "pack", "--tokenizer", tokenizer)
     assert len(pack["segments"]) == 6
 

@@ -221,7 +221,12 @@ class Loader:
         return seal_state(self._state, self._identities, sources=self._names, changes=self._changes)
 
     def load_state_dict(
-        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        accept_change: str | None = None,
+        parent_log: Path | None = None,
+        where: str = "checkpoint",
     ) -> None:
         """Continue exactly after the step at which `state` was taken, for any number of ranks.
 
@@ -234,6 +239,7 @@ class Loader:
                 epoch; sources may be added or removed.
             parent_log: Audit log of the run that saved the state. If this loader writes another log, a mark in it
                 names the parent's log, which holds the earlier steps.
+            where: Place of the state in messages, such as its file.
 
         Raises:
             DataError: The state is damaged or belongs to another recipe, index, tokenizer or processor, or the audit
@@ -241,7 +247,7 @@ class Loader:
                 loader then returns no pack until a state is loaded.
         """
         self._process.check()
-        opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change)
+        opened = open_state(state, self._identities, sources=self._names, accept_change=accept_change, where=where)
         if self._audit is not None:
             self._audit.claim(opened.order["step"])
         self._failure = DataError("Loader: loading a state failed halfway. Load a state again, or create a new loader.")

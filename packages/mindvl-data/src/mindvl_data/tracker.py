@@ -91,7 +91,12 @@ class OpenedState:
 
 
 def open_state(
-    state: dict[str, Any], current: dict[str, str], *, sources: Sequence[str], accept_change: str | None = None
+    state: dict[str, Any],
+    current: dict[str, str],
+    *,
+    sources: Sequence[str],
+    accept_change: str | None = None,
+    where: str = "checkpoint",
 ) -> OpenedState:
     """Check a sealed state against this run.
 
@@ -100,18 +105,19 @@ def open_state(
         sources: Names of its sources, in order.
         accept_change: User who accepts that the index of a source changed, or that a source was added or removed;
             None: changed data are refused.
+        where: Place of the state in messages, such as its file.
 
     Raises:
         DataError: The state has another version, is damaged, or belongs to another recipe, index, tokenizer or
             processor.
     """
-    check_state(state)
+    check_state(state, where)
     different = differences(state["identities"], current)
     changed = changed_data(different)
     rules = {name: pair for name, pair in different.items() if not _is_about(name, pair, changed)}
     if _VERSION_NAME in rules:
         raise DataError(
-            f"checkpoint: its data order has version {rules[_VERSION_NAME][0]}, and this mindvl-data computes version "
+            f"{where}: its data order has version {rules[_VERSION_NAME][0]}, and this mindvl-data computes version "
             f"{ORDER_VERSION}, which selects other samples. Resume with the mindvl-data that wrote the checkpoint, or "
             "start a new run from its weights."
         )
@@ -122,7 +128,7 @@ def open_state(
     if orders[0] != orders[1]:
         rules["order of sources"] = (" ".join(orders[0]), " ".join(orders[1]))
     if rules or (changed and accept_change is None):
-        raise DataError(_refusal(rules, different, may_accept=not rules))
+        raise DataError(f"{where}: {_refusal(rules, different, may_accept=not rules)}")
     order = saved_order(state)
     if state["sources"] != list(sources):
         order = _renumbered(order, state["sources"], sources)
@@ -131,8 +137,11 @@ def open_state(
     return OpenedState(order=order, changes=state["changes"], changed=changed)
 
 
-def check_state(state: Any) -> None:
+def check_state(state: Any, where: str = "checkpoint") -> None:
     """Check that a value is a complete ledger state of this version, of any run.
+
+    Args:
+        where: Place of the state in messages, such as its file.
 
     Raises:
         DataError: It is not.
@@ -140,13 +149,13 @@ def check_state(state: Any) -> None:
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = f"version {state.get('version')!r:.40}" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise DataError(
-            f"checkpoint: the ledger state has {version}, and this mindvl-data reads version {STATE_VERSION}. Resume with "
+            f"{where}: the ledger state has {version}, and this mindvl-data reads version {STATE_VERSION}. Resume with "
             "the mindvl-data that wrote the checkpoint, or start a new run from its weights."
         )
     body = {key: value for key, value in state.items() if key != "checksum"}
     if _digest(body) != state.get("checksum"):
         raise DataError(
-            "checkpoint: the ledger state is damaged, its checksum is wrong. Resume from an older checkpoint."
+            f"{where}: the ledger state is damaged, its checksum is wrong. Resume from an older checkpoint."
         )
     try:
         names, sources = state["identities"], state["sources"]
@@ -159,7 +168,7 @@ def check_state(state: Any) -> None:
         check_order(state["order"] | {"buffer": unpack_samples(state["order"]["buffer"])}, num_sources=len(sources))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"checkpoint: the ledger state is damaged ({type(error).__name__}: {error}). Resume from an older checkpoint."
+            f"{where}: the ledger state is damaged ({type(error).__name__}: {error}). Resume from an older checkpoint."
         ) from error
 
 
@@ -229,15 +238,16 @@ def _renumbered(order: dict[str, Any], before: Sequence[str], after: Sequence[st
 
 
 def _refusal(rules: dict[str, Difference], different: dict[str, Difference], *, may_accept: bool) -> str:
-    what = ", ".join(_shown(name, *pair) for name, pair in (rules or different).items())
+    what = ", ".join(dict.fromkeys(_shown(name, *pair) for name, pair in (rules or different).items()))
     accept = ", accept the changed data with --accept-data-change" if may_accept else ""
-    return f"checkpoint: {what} changed since it was written. Undo the change{accept}, or start a new run from its weights."
+    return f"{what} changed since it was written. Undo the change{accept}, or start a new run from its weights."
 
 
 def _shown(name: str, old: str | None, new: str | None) -> str:
     if old is None or new is None:
-        return f"{name} ({'added' if old is None else 'removed'})"
-    is_hash = name in _HASHED or name.startswith("index of ")
+        source = name.removeprefix(_INDEX).removeprefix(_SETTINGS)
+        return f"{name if source == name else f'source {source}'} ({'added' if old is None else 'removed'})"
+    is_hash = name in _HASHED or name.startswith(_INDEX)
     return name if is_hash else f"{name} ({old} -> {new})"
 
 

@@ -95,6 +95,7 @@ def test_a_refused_request_is_not_repeated(server, status):
     with pytest.raises(EvaluationError, match=rf"refuses the request \(HTTP {status}") as caught:
         _ask(server)
     assert str(caught.value).isprintable()
+    assert ("the URL, which ends in /v1" in str(caught.value)) == (status == 404)
     assert len(server.requests) == 1
 
 

@@ -161,9 +161,7 @@ def test_the_configuration_of_a_language_model_is_read(tmp_path: Path) -> None:
     text = hf_config(smallest_config(), torch.float32)["text_config"]
     Qwen3Config(**text).save_pretrained(tmp_path)
     assert language_config_from_directory(tmp_path) == language
-    with pytest.raises(
-        WeightError, match=r"config.json: model_type='qwen3' .*Load a language model with init.language"
-    ):
+    with pytest.raises(WeightError, match=r"config.json: model_type='qwen3' .*or name it in init.language of a recipe"):
         config_from_directory(tmp_path)
     whole = language_config_from_directory(write(tmp_path / "whole", PUBLISHED_7B))
     assert whole == named_config("qwen2.5-vl-7b").language
@@ -189,6 +187,10 @@ def changed_vision(**changes: Any) -> Callable[[], Any]:
             "model_type=None is not supported as a whole model, only mindvl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe are",
         ),
         (list, r"config.json: must be a JSON object, got \[\]"),
+        (
+            changed(model_type="llama"),
+            r"as a whole model, .* are. Combine .*: mindvl convert --vision DIRECTORY --lang",
+        ),
         (changed(model_type="llava"), "model_type='llava' is not supported as a whole model"),
         (changed(vision_config=None), "vision_config: must be a JSON object, got None"),
         (changed(vision_config="gone"), "vision_config: must be a JSON object, got 'gone'"),

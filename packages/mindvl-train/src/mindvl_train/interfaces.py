@@ -78,11 +78,17 @@ class BatchSource(Protocol):
         """State to continue with the next step."""
 
     def load_state_dict(
-        self, state: dict[str, Any], *, accept_change: str | None = None, parent_log: Path | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        accept_change: str | None = None,
+        parent_log: Path | None = None,
+        where: str = "checkpoint",
     ) -> None:
         """Continue from a state of the same recipe and data.
 
         Args:
             accept_change: User who accepts that the data has changed; None: changed data is refused.
             parent_log: Audit log of the run that saved the state.
+            where: Place of the state in messages, such as its file.
         """

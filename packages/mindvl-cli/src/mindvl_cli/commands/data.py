@@ -4,9 +4,11 @@
 A thin layer over mindvl-data: options become arguments, results become tables or JSON.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -374,12 +376,18 @@ def _as_text(shown: "Preview", stage: str) -> str:
         ]
         lines = [f"  {role}: {' '.join(str(part) for part in parts)}" for role, parts in turns]
         return "\n".join([head, *sizes, *lines])
-    runs = [
-        click.style(run.text + (f" x{run.repeats}" if run.repeats > 1 else ""), fg="green" if run.in_loss else None)
-        for run in shown.tokens
-    ]
     cut = [f"  truncated: the sample is too long by {shown.num_cut} messages"] if shown.num_cut else []
-    return "\n".join([head, *sizes, *cut, "".join(runs), "(green: loss tokens)"])
+    # Green on a terminal; listed again below, because a file, or a terminal without colours, does not show it.
+    parts = [
+        (in_loss, "".join(run.text + (f" x{run.repeats}" if run.repeats > 1 else "") for run in runs))
+        for in_loss, runs in itertools.groupby(shown.tokens, key=lambda run: run.in_loss)
+    ]
+    text = "".join(click.style(part, fg="green") if in_loss else part for in_loss, part in parts)
+    listed = [indent(part, "  ") for in_loss, part in parts if in_loss]
+    num_loss = sum(run.count for run in shown.tokens if run.in_loss)
+    total = sum(run.count for run in shown.tokens)
+    counted = f"{num_loss:,} of {total:,} tokens are loss tokens{':' if listed else ''}"
+    return "\n".join([head, *sizes, *cut, text.rstrip("\n"), counted, *listed])
 
 
 def _say(as_json: bool, document: dict[str, Any], text: str) -> None:

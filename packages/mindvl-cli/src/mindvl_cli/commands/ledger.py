@@ -82,9 +82,9 @@ def _records(run: Path, checkpoint: Path | None) -> "tuple[dict[str, Any] | None
         return None, TrainingRecords(skipped=skipped)
     state, manifest = (_read_json(checkpoint / name) for name in ("ledger.json", "manifest.json"))
     try:
-        check_state(state)
+        check_state(state, str(checkpoint / "ledger.json"))
     except DataError as error:
-        raise CliError(f"{checkpoint / 'ledger.json'}: {error}") from error
+        raise CliError(str(error)) from error
     counts = {name: manifest.get(name) for name in ("step", "skipped", "placeholders")}
     for name, count in counts.items():
         if count is not None and type(count) is not int:

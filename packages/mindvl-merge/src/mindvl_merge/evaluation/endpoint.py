@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,9 +85,10 @@ class Endpoint:
                 reason = f"HTTP {error.code}: {_shown(_body(error))}"
                 if error.code < 500 and error.code not in _MAY_PASS:
                     kind = RequestRefusedError if error.code in _ABOUT_REQUEST else EvaluationError
+                    url = "the URL, which ends in /v1 at most servers, " if error.code == HTTPStatus.NOT_FOUND else ""
                     raise kind(
-                        f"{self.config.url}: refuses the request ({reason}). Check the model name, the key and the length of "
-                        "the prompt."
+                        f"{self.config.url}: refuses the request ({reason}). Check {url}the model name, the key and the "
+                        "length of the prompt."
                     ) from error
                 self._slow_down(error.headers.get("Retry-After"))
             except (OSError, http.client.HTTPException) as error:

@@ -37,7 +37,12 @@ def config_from_directory(path: Path) -> MindVLConfig:
     keys = read_keys(path)
     kind = keys.take("model_type", None)
     if kind not in SUPPORTED:
-        to_do = "Load a language model with init.language." if kind in TEXT_MODELS else "Use one of these."
+        to_do = (
+            f"Combine this language model with a vision encoder: mindvl convert --vision DIRECTORY --language {path} "
+            "CHECKPOINT, or name it in init.language of a recipe."
+            if kind in TEXT_MODELS
+            else "Use one of these."
+        )
         raise WeightError(
             f"{keys.where}: model_type={kind!r:.60} is not supported as a whole model, only "
             f"{', '.join(SUPPORTED)} are. {to_do}"

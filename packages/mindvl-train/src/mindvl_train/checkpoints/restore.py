@@ -67,7 +67,7 @@ def resume(
     _check_origin(checkpoint, manifest, described)
     _load(checkpoint, state.models, state.optimizer)
     set_optimizer_steps(state.optimizer, manifest["optimizer_steps"])
-    _restore_data(state, ledger, accept_data_change, _audit_log_of(checkpoint, manifest))
+    _restore_data(state, checkpoint / "ledger.json", ledger, accept_data_change, _audit_log_of(checkpoint, manifest))
     state.restore(manifest)
     differing = sorted(_changed(_environment_of(manifest), _environment_of(manifest_of(state, described, 0))))
     if differing:
@@ -238,11 +238,13 @@ def _audit_log_of(checkpoint: Path, manifest: dict[str, Any]) -> Path:
     return checkpoint.parent.parent / "audit.jsonl" if named is None else Path(named)
 
 
-def _restore_data(state: TrainState, ledger: dict[str, Any], accept_change: str | None, parent_log: Path) -> None:
+def _restore_data(
+    state: TrainState, file: Path, ledger: dict[str, Any], accept_change: str | None, parent_log: Path
+) -> None:
     """Restore the position in the data; if one rank fails, all raise."""
     error: Exception | None = None
     try:
-        state.source.load_state_dict(ledger, accept_change=accept_change, parent_log=parent_log)
+        state.source.load_state_dict(ledger, accept_change=accept_change, parent_log=parent_log, where=str(file))
     except Exception as problem:  # any error of the data package
         error = problem
     message = first_message(None if error is None else str(error))
@@ -253,9 +255,17 @@ def _restore_data(state: TrainState, ledger: dict[str, Any], accept_change: str 
 
 
 def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Dotted names of differing values, with both values."""
+    """Dotted names of differing values, with both values; elements of a list that have a `name` are found by it."""
+    before, now = _by_name(before), _by_name(now)
     if isinstance(before, dict) and isinstance(now, dict):
         for key in before.keys() | now.keys():
             yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif before != now:
         yield f"{path} {before} -> {now}"
+
+
+def _by_name(value: Any) -> Any:
+    """A list of mappings with names, such as the sources, as one mapping; another value as it is."""
+    if isinstance(value, list) and value and all(isinstance(entry, dict) and "name" in entry for entry in value):
+        return {entry["name"]: entry for entry in value}
+    return value
