@@ -265,7 +265,8 @@ class Metrics:
         work = [value for pair in self._counter.work for value in pair]
         values = [self._ranks.dp_rank, self._ranks.pp_rank, *_memory_gb(self._ranks.device), *seconds.values(), *work]
         own = torch.tensor(values, dtype=self._dtype, device=self._ranks.device)
-        gathered = [torch.empty_like(own) for _ in range(self._ranks.num_ranks)]
+        # Copies and no uninitialized memory: in a rehearsal no other rank writes its part, and NaN would end the report.
+        gathered = [own.clone() for _ in range(self._ranks.num_ranks)]
         dist.all_gather(gathered, own)
         return torch.stack(gathered).cpu()
 
